@@ -26,9 +26,6 @@ from typing import Any
 
 from msgspec import Struct
 
-__all__ = [
-{names}]
-
 
 class _OpenEnum(StrEnum):
     """An enumeration that keeps the values which a newer gateway adds."""
@@ -61,7 +58,7 @@ def models(document: Mapping[str, Any]) -> str:
         if "requestBody" in operation
         for media_type in operation["requestBody"]["content"]
     ]
-    requests = {name for body in bodies for name in _closure(body, schemas)}
+    requests = {name for body in bodies for name in _needed(body, schemas)}
     ordered = dict.fromkeys(name for schema in sorted(schemas) for name in (*_needed(schemas[schema], schemas), schema))
     tags = {
         _name(reference): (union["discriminator"]["propertyName"], tag)
@@ -70,14 +67,13 @@ def models(document: Mapping[str, Any]) -> str:
         if "discriminator" in union
         for tag, reference in union["discriminator"]["mapping"].items()
     }
-    names = "".join(f'    "{name}",\n' for name in sorted(schemas))
     classes = [
         _enum(name, schemas[name])
         if "enum" in schemas[name]
         else _struct(name, schemas, tags.get(name), is_request=name in requests)
         for name in ordered
     ]
-    return "\n\n".join([_HEADER.replace("{names}", names), *classes])
+    return "\n\n".join([_HEADER, *classes])
 
 
 def filters(document: Mapping[str, Any]) -> str:
@@ -130,10 +126,6 @@ def _needed(schema: JsonSchema, schemas: Mapping[str, JsonSchema]) -> Iterator[s
     for name in _references(dict(schema)):
         yield from _needed(schemas[name], schemas)
         yield name
-
-
-def _closure(schema: JsonSchema, schemas: Mapping[str, JsonSchema]) -> set[str]:
-    return set(_needed(schema, schemas))
 
 
 def _enum(name: str, schema: JsonSchema) -> str:

@@ -19,7 +19,6 @@ from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotOffersSampled
-from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
@@ -109,8 +108,8 @@ def bought_for(event: bytes) -> list[str]:
     assert isinstance(fact, ScalingPlanMade)
     return [
         key
-        for decision in fact.plan.decisions
-        if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand)
+        for decision in fact.plan.purchases
+        if isinstance(decision.reason, UnmetDemand)
         for key in decision.reason.demand
     ]
 

@@ -71,7 +71,7 @@ def test_limits_hold_in_every_rolling_hour(story: tuple[int, Sequence[tuple[str,
         made = world.plan()
         assert not (was_held and forced(made))
         assert event != "notice" or _is_going(world, name)
-        marks = [each for each in made.decisions if isinstance(each, DrainNode) and each.forced is not None]
+        marks = [each for each in made.drains if each.forced is not None]
         assert {each.node_name for each in marks} <= set(forced(made))
         for each in marks:
             assert each.forced is not None

@@ -134,11 +134,11 @@ def with_finalizer(story: Story) -> Story:
 
 def forced(made: Plan) -> list[str]:
     """Names of the nodes that the plan removes by force, for another cause than a notice."""
-    drains = (decision for decision in made.decisions if isinstance(decision, DrainNode) and not decision.is_voluntary)
+    drains = (decision for decision in made.drains if not decision.is_voluntary)
     return [drain.node_name for drain in drains if not isinstance(drain.reason, SpotReclaim)]
 
 
 def noticed(made: Plan) -> list[str]:
     """Names of the nodes that the plan drains for a notice."""
-    drains = (decision for decision in made.decisions if isinstance(decision, DrainNode))
+    drains = made.drains
     return [drain.node_name for drain in drains if isinstance(drain.reason, SpotReclaim)]

@@ -95,7 +95,7 @@ def answers(made: Plan) -> list[tuple[str, bool, str]]:
 
 def bought(made: Plan) -> list[BuyNode]:
     """Return the purchases of the plan."""
-    return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
+    return made.purchases
 
 
 def deferrals(made: Plan) -> dict[str, str]:

@@ -11,7 +11,7 @@ from tests.support.stories import T0, Story, given, policy
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.model.decisions import DeferredGroup, DrainNode
+from gpu_autoscaler.model.decisions import DeferredGroup
 from gpu_autoscaler.model.reasons.defer import NoOfferFits
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
@@ -78,4 +78,4 @@ class Planner(Probe):
 
     def drained(self) -> list[str]:
         """The nodes that the first plan that came back drains."""
-        return [decision.node_name for decision in self.plans[0].plan.decisions if isinstance(decision, DrainNode)]
+        return [decision.node_name for decision in self.plans[0].plan.drains]

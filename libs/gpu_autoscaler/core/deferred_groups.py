@@ -19,7 +19,7 @@ from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.state.queries import is_waiting
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import BuyNode, Deferred, DeferredGroup, Plan
+from gpu_autoscaler.model.decisions import Deferred, DeferredGroup, Plan
 from gpu_autoscaler.model.format import counted, subject_kind
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import JobSpec
@@ -110,7 +110,7 @@ def reason_counts(plan: Plan) -> Mapping[str, int]:
 
 
 def _bought_for(plan: Plan) -> frozenset[str]:
-    bought = (decision.reason for decision in plan.decisions if isinstance(decision, BuyNode))
+    bought = (decision.reason for decision in plan.purchases)
     return frozenset(key for reason in bought for key in getattr(reason, "demand", ()))
 
 

@@ -516,6 +516,18 @@ class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     upkeep: Upkeep | None = None  # acts that buy and remove nothing; None: of a release that recorded none
 
     @property
+    def purchases(self) -> list[BuyNode]:
+        return [decision for decision in self.decisions if isinstance(decision, BuyNode)]
+
+    @property
+    def drains(self) -> list[DrainNode]:
+        return [decision for decision in self.decisions if isinstance(decision, DrainNode)]
+
+    @property
+    def releases(self) -> list[ReleaseInstance]:
+        return [decision for decision in self.decisions if isinstance(decision, ReleaseInstance)]
+
+    @property
     def upkeep_decisions(self) -> tuple[AnyUpkeep, ...]:
         """The acts of upkeep; empty also for a plan without a record of them."""
         return () if self.upkeep is None else self.upkeep.decisions

@@ -11,7 +11,6 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events import job, scaling, spot
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.node import NodeInstanceObserved
-from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, JobId, PlanId
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.demo.teams import broken_quotas
@@ -92,7 +91,7 @@ def _limits_hold(record: Record, policy: ScalingPolicy) -> Iterator[str]:
     price_max = policy.price_micro_usd_per_hour_max
     for fact in (seen.fact for seen in sorted(record.seen, key=lambda seen: seen.stored_at)):
         if isinstance(fact, scaling.ScalingPlanMade):
-            bought = (item for item in fact.plan.decisions if isinstance(item, BuyNode))
+            bought = fact.plan.purchases
             prices |= {item.action_id: item.offer.price_micro_usd_per_hour for item in bought}
             if len(prices) > policy.nodes_count_max:
                 yield f"plan {fact.plan_id} leads to {len(prices)} nodes, but the maximum is {policy.nodes_count_max}"

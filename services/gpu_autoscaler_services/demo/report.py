@@ -109,8 +109,7 @@ def _buys(record: Record) -> list[tuple[BuyNode, scaling.ScalingPlanMade, dateti
     return [
         (decision, fact, seen.stored_at)
         for fact, seen in record.of(scaling.ScalingPlanMade)
-        for decision in fact.plan.decisions
-        if isinstance(decision, BuyNode)
+        for decision in fact.plan.purchases
     ]
 
 

@@ -11,7 +11,6 @@ from tests.support.stories import policy, request
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
-from gpu_autoscaler.model.decisions import ReleaseInstance
 from gpu_autoscaler.model.jobs import GpuRequirements, ResourceRequest
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.drain import GangAbandoned
@@ -84,9 +83,7 @@ async def test_group_launch_without_full_capacity_launches_nothing(tmp_path: Pat
         assert line.here.cloud.machines == ()
         assert await line.said(ScalingNodeLaunched) == []
         plans = await line.said(ScalingPlanMade)
-        assert not [
-            decision for made in plans for decision in made.plan.decisions if isinstance(decision, ReleaseInstance)
-        ]
+        assert not [decision for made in plans for decision in made.plan.releases]
         assert await line.dead_letters() == []
 
 
@@ -98,9 +95,7 @@ async def test_incomplete_gang_releases_its_nodes(tmp_path: Path) -> None:
         await until(lambda: len(line.here.cloud.machines) == 2)
         await until(lambda: all(machine.state == "terminated" for machine in line.here.cloud.machines))
         plans = await line.said(ScalingPlanMade)
-        released = [
-            decision for made in plans for decision in made.plan.decisions if isinstance(decision, ReleaseInstance)
-        ]
+        released = [decision for made in plans for decision in made.plan.releases]
         assert [decision.reason for decision in released] == [
             GangAbandoned(gang="job/gang", defer_reason="offers_unavailable"),
             GangAbandoned(gang="job/gang", defer_reason="offers_unavailable"),

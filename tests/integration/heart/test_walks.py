@@ -47,7 +47,7 @@ async def assert_order(line: Line, title: str, since: FactId | None = None) -> N
 
 def idle_drains(plan: Plan) -> list[DrainNode]:
     """Return the drains of nodes that were idle."""
-    drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
+    drains = plan.drains
     return [drain for drain in drains if isinstance(drain.reason, NodeIdle)]
 
 

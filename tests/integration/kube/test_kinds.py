@@ -134,7 +134,7 @@ def bought(pods: list[PodObserved], as_of: datetime, nodes_count_max: int) -> li
     state, rules = given(story, on_sale(at=as_of), as_of=as_of), policy(nodes_count_max=nodes_count_max)
     result = plan(state, rules, as_of)
     assert check(result, state, rules) == ()
-    return [decision for decision in result.decisions if isinstance(decision, BuyNode)]
+    return result.purchases
 
 
 @contextlib.asynccontextmanager

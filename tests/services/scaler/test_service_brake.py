@@ -21,7 +21,7 @@ from gpu_autoscaler.events import ingress
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.policy import PolicyDirectiveLifted
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
-from gpu_autoscaler.model.decisions import Cut, DrainNode, Plan
+from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import as_outcome
@@ -163,7 +163,7 @@ def test_what_counts_can_be_rebuilt_from_what_is_published_again() -> None:
     world = fleet()
     made = world.plan()
     world.resume()
-    for drain in [each for each in made.decisions if isinstance(each, DrainNode)]:
+    for drain in made.drains:
         world.end(drain)
     known = removed_by_force(replace(world.state, brake_releases={}), world.now)
     again = tuple(TimedFact(fact, world.now) for fact in living(world.state))

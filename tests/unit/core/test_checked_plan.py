@@ -33,7 +33,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.rejections import BACKOFF_SECONDS_MAX
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, Cut, Deferred, DrainNode, Plan, Rejection
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, Cut, Deferred, Plan, Rejection
 from gpu_autoscaler.model.ids import ActionId, PlanId
 from gpu_autoscaler.model.reasons.defer import PlanRejected
 from gpu_autoscaler.model.reasons.defer_limits import Frozen
@@ -82,19 +82,14 @@ def _mispriced(decision: AnyDecision) -> AnyDecision:
     return decision
 
 
-def purchases_of(made: Plan) -> list[BuyNode]:
-    """Return the purchases of the plan."""
-    return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
-
-
 def served(made: Plan) -> set[str]:
     """Return the demand that is bought for."""
-    return {key for buy in purchases_of(made) for key in getattr(buy.reason, "demand", ())}
+    return {key for buy in made.purchases for key in getattr(buy.reason, "demand", ())}
 
 
 def drained(made: Plan) -> set[str]:
     """Return the nodes that are drained."""
-    return {decision.node_name for decision in made.decisions if isinstance(decision, DrainNode)}
+    return {decision.node_name for decision in made.drains}
 
 
 def deferral(made: Plan, subject: str) -> Deferred:
@@ -220,7 +215,7 @@ def test_drains_that_no_notice_allows_are_dropped_and_real_ones_kept(plant: Call
     fine = next(known for known in state.nodes.values() if known.name == "fine")
 
     def drain_another(made: Plan) -> Plan:
-        real = next(decision for decision in made.decisions if isinstance(decision, DrainNode))
+        real = made.drains[0]
         wrong = replace(
             real, action_id=ActionId("wrong"), node_uid=fine.node_uid, node_name="fine", provider_id=fine.provider_id
         )
@@ -255,7 +250,7 @@ def test_bug_that_moves_on_each_round_ends_with_what_the_cloud_forces(plant: Cal
     state = cluster(waiting)
 
     def misprice_first(made: Plan) -> Plan:
-        purchases = purchases_of(made)
+        purchases = made.purchases
         wrong = [replace(buy, offer=replace(buy.offer, price_micro_usd_per_hour=1)) for buy in purchases[:1]]
         others = [decision for decision in made.decisions if decision not in purchases[:1]]
         return replace(made, decisions=(*wrong, *others))

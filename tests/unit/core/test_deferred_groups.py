@@ -30,7 +30,7 @@ from gpu_autoscaler.core.deferred_groups import (
 from gpu_autoscaler.core.explain.differences import differences
 from gpu_autoscaler.core.explain.status import StatusView, pod_line
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.model.decisions import Deferred, DrainNode, Plan
+from gpu_autoscaler.model.decisions import Deferred, Plan
 from gpu_autoscaler.model.reasons.defer import NotYetIdle, OffersUnavailable, VolumeNotReady
 from gpu_autoscaler.model.reasons.defer_limits import NodesLimit
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
@@ -60,7 +60,7 @@ def test_a_quota_of_zero_makes_a_small_plan(pods_count: int) -> None:
     made = plan(state, policy(), T0)
     published = grouped(made, state)
 
-    assert [entry.node_name for entry in made.decisions if isinstance(entry, DrainNode)] == [AT_RISK]
+    assert [entry.node_name for entry in made.drains] == [AT_RISK]
     assert published.decisions == made.decisions
     assert deferred_bytes(published) < GROUPS_BYTES_MAX
     assert len(published.deferred_groups) <= GROUPS_COUNT_MAX

@@ -13,7 +13,7 @@ from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import DrainNode, Plan
 from gpu_autoscaler.model.directives import AnyDirective, Override, PausePool
 from gpu_autoscaler.model.reasons.buy import BelowOverride
 from gpu_autoscaler.model.reasons.defer_limits import KeptByOverride, PoolPaused
@@ -44,7 +44,7 @@ def test_the_minimum_of_a_pool_is_bought_without_work() -> None:
     """And kept when idle; further nodes are removed."""
     rules = pools(nodes_count_min=2)
     result, _ = plan_of(on_sale(), under=rules)
-    bought = [each for each in result.decisions if isinstance(each, BuyNode)]
+    bought = result.purchases
     assert [type(each.reason) for each in bought] == [BelowOverride] * 2
 
     idle = [node(name, at=NOW - 30 * MINUTE) for name in ("n1", "n2", "n3")]

@@ -15,7 +15,6 @@ from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode
 from gpu_autoscaler.model.jobs import JobSpec
 
 
@@ -40,7 +39,7 @@ def test_every_plan_is_valid_within_limits_and_does_not_merge_nodes_while_it_buy
     """`check` finds nothing. Purchases fit the limits of nodes and GPUs, launches in flight included. A plan that buys
     for unmet demand merges no nodes that could have stayed."""
     result = plan(situation.state, situation.policy, situation.as_of)
-    bought = [each for each in result.decisions if isinstance(each, BuyNode)]
+    bought = result.purchases
     views = [view for view in node_views(situation.state, situation.as_of) if view.is_ours and view.is_counted]
 
     assert check(result, situation.state, situation.policy) == ()
@@ -51,7 +50,7 @@ def test_every_plan_is_valid_within_limits_and_does_not_merge_nodes_while_it_buy
         gpus = sum(view.allocatable.gpu_count for view in views)
         assert gpus + gpus_bought <= situation.policy.gpu_count_max
     if any(each.reason.tag() == "unmet_demand" for each in bought):
-        drained = (each for each in result.decisions if isinstance(each, DrainNode))
+        drained = result.drains
         assert not any(each.reason.tag() == "node_underused" for each in drained)
 
 

@@ -21,7 +21,6 @@ from gpu_autoscaler.events.scaling import (
     ScalingPodEvicted,
 )
 from gpu_autoscaler.events.spot import SpotNoticeReceived
-from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, FactId
 from gpu_autoscaler_services.demo.promises import broken_promises, jobs_have_ended
 from gpu_autoscaler_services.demo.record import Record, Seen
@@ -116,7 +115,7 @@ def test_an_exceeded_hourly_price_is_found() -> None:
     assert broken(record, price_max=10**9) == ""
     plan, refused = BY_TYPE[ScalingPlanMade], BY_TYPE[ScalingLaunchRefused]
     assert isinstance(plan, ScalingPlanMade)
-    (bought,) = (decision for decision in plan.plan.decisions if isinstance(decision, BuyNode))
+    (bought,) = plan.plan.purchases
     limit = bought.offer.price_micro_usd_per_hour
     record = Record()
     add(record, plan, 1)
@@ -130,7 +129,7 @@ def test_an_order_without_a_price_breaks_the_price_limit() -> None:
     """An unknown price is not free; without a limit no promise is broken."""
     plan = BY_TYPE[ScalingPlanMade]
     assert isinstance(plan, ScalingPlanMade)
-    (bought,) = (decision for decision in plan.plan.decisions if isinstance(decision, BuyNode))
+    (bought,) = plan.plan.purchases
     offer = msgspec.structs.replace(bought.offer, price_micro_usd_per_hour=None)
     unpriced = msgspec.structs.replace(bought, offer=offer)
     record = make_run(without=(ScalingPlanMade,))

@@ -20,8 +20,8 @@ def directive_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy)
     given += _pool_directives(policy, [entry.directive for entry in active])
     if not given:
         return
-    bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
-    drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
+    bought = plan.purchases
+    drains = plan.drains
     chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | NodeDeleted)]
     # A hard spend limit precedes a minimum, of a pool as of all nodes.
     unforced = [drain for drain in chosen if not isinstance(drain.reason, SpendExhausted)]

@@ -23,11 +23,7 @@ _ARRIVALS_COUNT_MAX = 256
 
 def idle_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each node that is drained as idle too early, or as unneeded although work would use it."""
-    idle = [
-        (decision, decision.reason)
-        for decision in plan.decisions
-        if isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle)
-    ]
+    idle = [(decision, decision.reason) for decision in plan.drains if isinstance(decision.reason, NodeIdle)]
     for drain, reason in idle:
         usable = state.usable.get(drain.node_uid)
         since = (state.busy_until.get(drain.node_name), None if usable is None else usable.since)
@@ -43,7 +39,7 @@ def _needed(
     unneeded: dict[str, DrainNode], plan: Plan, state: ClusterState, policy: ScalingPolicy
 ) -> Iterator[Violation]:
     views = node_views(state, plan.as_of)
-    drained = {decision.node_name for decision in plan.decisions if isinstance(decision, DrainNode)}
+    drained = {decision.node_name for decision in plan.drains}
     taken: Counter[str] = Counter()
     for pod in state.pods.values():
         if pod.node_name is not None and pod.phase in ("pending", "running"):

@@ -68,13 +68,12 @@ _NONE = PodAffinitySpec()
 
 def pod_constraint_violations(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each pod that the plan places in violation of its own or another pod's constraint."""
-    bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+    bought = plan.purchases
     assigned = list(_assigned(bought, state))
     drains = [
         decision
-        for decision in plan.decisions
-        if isinstance(decision, DrainNode)
-        and not isinstance(decision.reason, SpendExhausted | NodeDeleted | SpotReclaim)
+        for decision in plan.drains
+        if not isinstance(decision.reason, SpendExhausted | NodeDeleted | SpotReclaim)
     ]
     if not assigned and not drains:
         return
@@ -108,7 +107,7 @@ class _Placements:
 
     def __init__(self, plan: Plan, state: ClusterState, assigned: list[tuple[PodObserved, BuyNode]]) -> None:
         self._nodes = {node.name: node for node in state.nodes.values()}
-        going = {decision.node_name for decision in plan.decisions if isinstance(decision, DrainNode)}
+        going = {decision.node_name for decision in plan.drains}
         for record in state.drains.values():
             if isinstance(record.decision, DrainNode) and record.cancelled is None:
                 going.add(record.decision.node_name)

@@ -81,10 +81,6 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[Viola
     return tuple(attributed(sentence) for rule in rules for sentence in rule(plan, state, policy))
 
 
-def _bought(plan: Plan) -> list[BuyNode]:
-    return [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
-
-
 def _identity(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield duplicate or reused action ids, and a wrong parent plan."""
     every = (*plan.decisions, *plan.upkeep_decisions)
@@ -104,7 +100,7 @@ def _identity(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str
 
 def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield purchases of offers that are unavailable, unpriced, not allowed in their pool, or were refused recently."""
-    bought = _bought(plan)
+    bought = plan.purchases
     if bought and policy.is_frozen:
         yield Violation(f"{len(bought)} nodes are bought while the policy is frozen", *bought)
     offered = set() if state.offers is None else {_offer_identity(offer) for offer in state.offers.offers}
@@ -266,7 +262,7 @@ def _project_owner(node_labels: tuple[tuple[str, str], ...]) -> str:
 
 def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield limits that the purchases exceed. A limit that was lowered below the running fleet is no violation."""
-    bought = _bought(plan)
+    bought = plan.purchases
     if not bought:
         return
     count = _CountedCapacity(state)
@@ -311,7 +307,7 @@ def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]
     """Yield purchases for pods that no node would help, or of which the fitting node is unknown."""
     unbound = pod_summary(state.pods).unbound
     waiting = {f"pod/{pod.pod_uid}": pod for pod in unbound if pod.volume_trouble or pod.device_trouble}
-    for decision in _bought(plan) if waiting else ():
+    for decision in plan.purchases if waiting else ():
         for key in getattr(decision.reason, "demand", ()):
             if key in waiting:
                 why = waiting[key].volume_trouble or waiting[key].device_trouble
@@ -323,7 +319,7 @@ def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]
 def _gang_domains(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield gangs whose nodes are bought in more than one domain though they must share one."""
     values: dict[tuple[str, str], set[str | None]] = {}
-    for decision in _bought(plan):
+    for decision in plan.purchases:
         key = None if decision.gang is None else _domain_of(decision.gang, state)
         if key is not None and decision.gang is not None:
             marks = decision.offer.marks_in(decision.pool)
@@ -356,7 +352,7 @@ def _domain_of(gang: str, state: ClusterState) -> str | None:
 
 def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield gangs of which only a part is bought: every member must have capacity, bought or existing."""
-    bought = _bought(plan)
+    bought = plan.purchases
     held = {
         deferral.subject: deferral.reason
         for deferral in plan.deferred
@@ -425,7 +421,7 @@ def _request(gang: str, plan: Plan, state: ClusterState) -> Iterator[str]:
 
 def _all_places(member: Resources, wanted_count: int, plan: Plan, state: ClusterState) -> int:
     """Return for how many members there is capacity; other nodes count if the bought ones do not have enough."""
-    places = sum(_places(member, decision.promised) for decision in _bought(plan))
+    places = sum(_places(member, decision.promised) for decision in plan.purchases)
     if places < wanted_count:
         places += sum(_places(member, capacity) for capacity in _capacities_there(plan, state))
     return places
@@ -468,7 +464,7 @@ def _places(member: Resources, capacity: Resources) -> int:
 def _all_demand_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield waiting work that is neither bought for nor deferred with a reason."""
     accounted = {held.subject for held in plan.deferred}
-    for decision in _bought(plan):
+    for decision in plan.purchases:
         accounted.update(getattr(decision.reason, "demand", ()))
     with_pods = {pod.job_id for pod in state.pods.values()} if state.jobs else set()
     for job_id, job in state.jobs.items():

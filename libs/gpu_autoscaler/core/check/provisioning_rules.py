@@ -11,7 +11,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodProvisioningObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, Plan
 from gpu_autoscaler.model.reasons.drain import NodeIdle, NodeUnderused
 from gpu_autoscaler.model.reasons.upkeep import BookedNodeLost, RequestExpired, RequestInvalid
 from gpu_autoscaler.model.resources import Resources
@@ -28,13 +28,12 @@ def provisioning_violations(plan: Plan, state: ClusterState, _: ScalingPolicy) -
     """Yield purchases for requests that want none, removals of booked nodes, and answers that the state refutes."""
     if not state.provisioning:
         return
-    for decision in plan.decisions:
-        if isinstance(decision, BuyNode):
-            for key in {*getattr(decision.reason, "demand", ()), decision.gang or ""}:
-                kind, _, rest = key.partition("/")
-                what = _unwanted(rest.partition("/")[0], plan.as_of, state) if kind == "provisioning" else None
-                if what is not None:
-                    yield Violation(f"{decision.offer.key} is bought for {key}: {what}", decision, demand=(key,))
+    for decision in plan.purchases:
+        for key in {*getattr(decision.reason, "demand", ()), decision.gang or ""}:
+            kind, _, rest = key.partition("/")
+            what = _unwanted(rest.partition("/")[0], plan.as_of, state) if kind == "provisioning" else None
+            if what is not None:
+                yield Violation(f"{decision.offer.key} is bought for {key}: {what}", decision, demand=(key,))
     yield from _removals(plan, state)
 
 
@@ -104,11 +103,7 @@ def _may_be_served(
 
 def _removals(plan: Plan, state: ClusterState) -> Iterator[Violation]:
     """Yield removals by choice that leave less capacity than is booked, where there is enough without them."""
-    drains = [
-        decision
-        for decision in plan.decisions
-        if isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle | NodeUnderused)
-    ]
+    drains = [decision for decision in plan.drains if isinstance(decision.reason, NodeIdle | NodeUnderused)]
     if not drains:
         return
     removed = frozenset(drain.node_name for drain in drains)

@@ -35,9 +35,7 @@ _Workload = PodObserved | JobSpec
 
 def selection_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each purchase of the wrong kind, or at the wrong time."""
-    for bought in plan.decisions:
-        if not isinstance(bought, BuyNode):
-            continue
+    for bought in plan.purchases:
         if bought.gang is not None:
             yield from _too_soon(bought.gang, plan, state, policy)
         if not isinstance(bought.reason, ReplacesNodes):
@@ -51,10 +49,7 @@ def selection_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy)
 def _is_part(bought: BuyNode, plan: Plan) -> bool:
     """True for replacements bought together that include a node off spot: they do not declare which pod goes where."""
     return isinstance(bought.reason, ReplacesNodes) and any(
-        isinstance(other, BuyNode)
-        and other.reason == bought.reason
-        and other.offer.capacity_type is not CapacityType.SPOT
-        for other in plan.decisions
+        other.reason == bought.reason and other.offer.capacity_type is not CapacityType.SPOT for other in plan.purchases
     )
 
 
@@ -124,8 +119,8 @@ def cooldown_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
     if not ages or min(ages) >= seconds:
         return
     begun = {order.decision.gang for order in known if order.decision is not None}
-    for decision in plan.decisions:
-        if not isinstance(decision, BuyNode) or not isinstance(decision.reason, UnmetDemand):
+    for decision in plan.purchases:
+        if not isinstance(decision.reason, UnmetDemand):
             continue
         named = [job_named(key) for key in decision.reason.demand]
         jobs = [None if job_id is None else state.jobs.get(job_id) for job_id in named]
@@ -285,8 +280,8 @@ def wait_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> I
 def elastic_member_violations(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each purchase for a member that its job does not have, or cannot use yet."""
     held = {deferral.subject for deferral in plan.deferred if not isinstance(deferral.reason, CapacityExpected)}
-    for decision in plan.decisions:
-        if not isinstance(decision, BuyNode) or not isinstance(decision.reason, UnmetDemand):
+    for decision in plan.purchases:
+        if not isinstance(decision.reason, UnmetDemand):
             continue
         for key in decision.reason.demand:
             kind, rest = (*key.split("/", 1), "")[:2]
@@ -320,8 +315,8 @@ def elastic_member_violations(plan: Plan, state: ClusterState, _: ScalingPolicy)
 def launch_group_violations(plan: Plan, _: ClusterState, __: ScalingPolicy) -> Iterator[str]:
     """Yield launch groups of unequal nodes or several gangs: the cloud launches or refuses a group as a whole."""
     calls: dict[str, list[BuyNode]] = defaultdict(list)
-    for decision in plan.decisions:
-        if isinstance(decision, BuyNode) and decision.transaction is not None:
+    for decision in plan.purchases:
+        if decision.transaction is not None:
             calls[decision.transaction].append(decision)
     for name, bought in calls.items():
         if len(bought) < 2 or bought[0].action_id != name:
@@ -344,11 +339,7 @@ def launch_group_violations(plan: Plan, _: ClusterState, __: ScalingPolicy) -> I
 
 def preference_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each node for which all its work preferred another offer of equal cost."""
-    bought = [
-        decision
-        for decision in plan.decisions
-        if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand)
-    ]
+    bought = [decision for decision in plan.purchases if isinstance(decision.reason, UnmetDemand)]
     if not bought or state.offers is None or not _are_zones_equivalent(plan, state, policy):
         return
     pools = {pool.name: pool for pool in policy.pools}

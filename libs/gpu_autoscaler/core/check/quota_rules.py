@@ -8,7 +8,7 @@ from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.quota_settings import ProjectQuota, QuotaLimits, QuotasPolicy
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 
@@ -47,12 +47,7 @@ def quota_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
 
 def _jobs_bought_for(plan: Plan, state: ClusterState) -> dict[JobId, JobSpec]:
     """Return the queued jobs with GPUs that nodes are bought for and that have no quota yet."""
-    keys = {
-        key
-        for decision in plan.decisions
-        if isinstance(decision, BuyNode)
-        for key in getattr(decision.reason, "demand", ())
-    }
+    keys = {key for decision in plan.purchases for key in getattr(decision.reason, "demand", ())}
     jobs = ((JobId(key.removeprefix("job/")), key) for key in sorted(keys) if key.startswith("job/"))
     records = ((job_id, state.jobs.get(job_id)) for job_id, _ in jobs)
     return {

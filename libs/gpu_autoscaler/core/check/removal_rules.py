@@ -86,9 +86,9 @@ def replacement_violations(plan: Plan, state: ClusterState, policy: ScalingPolic
     overhead = policy.node_overhead_micro_usd_per_hour
     spent: Counter[tuple[NodeUid, ...]] = Counter()
     buys: dict[tuple[NodeUid, ...], list[BuyNode]] = defaultdict(list)
-    for decision in plan.decisions:
+    for decision in plan.purchases:
         reason = decision.reason
-        if isinstance(decision, BuyNode) and isinstance(reason, ReplacesNodes) and reason.cause == "underused":
+        if isinstance(reason, ReplacesNodes) and reason.cause == "underused":
             buys[reason.node_uids].append(decision)
             spent[reason.node_uids] += (decision.offer.price_micro_usd_per_hour or 0) + overhead
     for node_uids, price in spent.items():
@@ -119,10 +119,10 @@ def _bought_back(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iter
         and record.planned_at > since
     }
     kinds = {instance.instance_type for instance in state.instances.values() if instance.provider_id in left}
-    for decision in plan.decisions:
+    for decision in plan.purchases:
         reason = decision.reason
         is_for_money = isinstance(reason, ReplacesNodes) and reason.cause == "underused"
-        if isinstance(decision, BuyNode) and is_for_money and decision.offer.instance_type in kinds:
+        if is_for_money and decision.offer.instance_type in kinds:
             yield Violation(
                 f"{decision.offer.key} is bought to save cost, and a node of its type was removed within the cooldown",
                 decision,
@@ -292,9 +292,9 @@ def _holds(budget: DisruptionBudget, as_of: datetime) -> bool:
 def removal_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each forbidden removal, and for each at-risk node that is not drained."""
     views = node_views(state, plan.as_of)
-    drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
+    drains = plan.drains
     chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | NodeDeleted | SpendExhausted)]
-    releases = [decision for decision in plan.decisions if isinstance(decision, ReleaseInstance)]
+    releases = plan.releases
     # Read only if needed: most plans touch none of ten thousand pods.
     is_asked = bool(drains) or any(view.notice is not None for view in views)
     pods = _pods_by_node(state) if is_asked else {}
@@ -535,7 +535,7 @@ def _releases_with_work(
 def _abandoned_gang_violations(plan: Plan) -> Iterator[str]:
     """Yield removals for an abandoned gang that the plan buys for, or does not defer for that reason."""
     held = {deferral.subject: deferral.reason.tag() for deferral in plan.deferred}
-    bought = {decision.gang for decision in plan.decisions if isinstance(decision, BuyNode)}
+    bought = {decision.gang for decision in plan.purchases}
     for decision in plan.decisions:
         if isinstance(decision, DrainNode | ReleaseInstance) and isinstance(decision.reason, GangAbandoned):
             gang = decision.reason.gang
@@ -584,17 +584,11 @@ def _at_risk_violations(
 
 def utilization_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each purchase or drain for utilization that the figures or the policy do not justify."""
-    bought = [
-        decision
-        for decision in plan.decisions
-        if isinstance(decision, BuyNode) and isinstance(decision.reason, UtilizationHigh)
-    ]
+    bought = [decision for decision in plan.purchases if isinstance(decision.reason, UtilizationHigh)]
     drained = [
         (decision, decision.reason)
-        for decision in plan.decisions
-        if isinstance(decision, DrainNode)
-        and isinstance(decision.reason, NodeUnderused)
-        and decision.reason.utilization_ratio is not None
+        for decision in plan.drains
+        if isinstance(decision.reason, NodeUnderused) and decision.reason.utilization_ratio is not None
     ]
     if not bought and not drained:
         return

@@ -11,7 +11,7 @@ from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodQuotaObserved
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
@@ -21,7 +21,7 @@ def resource_quota_violations(plan: Plan, state: ClusterState, _: ScalingPolicy)
     """Yield a sentence for each quota that is smaller than what its pods use with those that nodes are bought for."""
     if not state.quotas:
         return
-    purchases = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+    purchases = plan.purchases
     reasons = [item.reason for item in purchases if isinstance(item.reason, UnmetDemand | ReplacesAtRiskNode)]
     keys = sorted({key for reason in reasons for key in reason.demand if not key.startswith("pod/")})
     wanted: Counter[JobId] = Counter()

@@ -29,7 +29,7 @@ _Limit = tuple[str, str, int]  # owner, period, micro-dollars
 
 def spend_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each limit that past, promised and planned spend may exceed together."""
-    bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+    bought = plan.purchases
     limits = list(spend_limits(policy))
     if not bought or not limits:
         return

@@ -54,7 +54,7 @@ def names_in_history(history: Iterable[Recorded]) -> Namer:
         elif isinstance(fact, PodProvisioningObserved | PodProvisioningGone):
             names[f"provisioning/{fact.request_uid}"] = f"provisioning/{fact.namespace}/{fact.name}"
         elif isinstance(fact, ScalingPlanMade):
-            orders = (decision for decision in fact.plan.decisions if isinstance(decision, BuyNode))
+            orders = fact.plan.purchases
             names.update((f"action/{order.action_id}", f"action/{ordered_node(order)}") for order in orders)
     # Pod sets of a request, and answers to it, have its name.
     return lambda key: names.get("/".join(key.split("/")[:2]) if key.startswith("provisioning/") else key, key)

@@ -46,7 +46,7 @@ def plan_with_jobs(
     if before is None or after is None:
         return None
     subjects = {f"job/{job_id}" for job_id in queued}
-    decided = [decision for decision in after.decisions if isinstance(decision, BuyNode)]
+    decided = after.purchases
     return PlanWithJobs(
         jobs={job_id: _outcome(f"job/{job_id}", after, decided, fuller) for job_id in queued},
         purchases=tuple(decision for decision in decided if subjects & _served(decision)),

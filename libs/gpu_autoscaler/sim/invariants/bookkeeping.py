@@ -13,7 +13,6 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import DrainNode
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons.drain import SpendExhausted
 from gpu_autoscaler.sim.adapters.store import Tables
@@ -104,7 +103,7 @@ class BookkeepingInvariant:
         self._is_reported |= isinstance(recorded.fact, CostLedgerReported)
         if not isinstance(recorded.fact, ScalingPlanMade):
             return
-        drains = (decision for decision in recorded.fact.plan.decisions if isinstance(decision, DrainNode))
+        drains = recorded.fact.plan.drains
         forced = next((drain for drain in drains if isinstance(drain.reason, SpendExhausted)), None)
         if forced is None or (state := self._scaler_state()) is None:
             return

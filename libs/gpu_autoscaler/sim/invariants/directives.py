@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted, PolicyDocumentsAccepted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.directives import PERMANENT, Attribution, Freeze, Override, PausePool
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.actors.policies import Policies
@@ -93,13 +93,11 @@ class DirectivesInvariant:
                 )
 
     def _contradictions(self, given: PolicyDirectiveGiven, plan: Plan) -> Iterator[str]:
-        bought = [
-            _Purchase(decision.pool, decision.offer) for decision in plan.decisions if isinstance(decision, BuyNode)
-        ]
-        drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode) and decision.is_voluntary]
+        bought = [_Purchase(decision.pool, decision.offer) for decision in plan.purchases]
+        drains = [decision for decision in plan.drains if decision.is_voluntary]
         match given.directive:
             case Freeze():
-                released = [decision for decision in plan.decisions if isinstance(decision, ReleaseInstance)]
+                released = plan.releases
                 if bought or drains or released:
                     yield f"buys {len(bought)} nodes, drains {len(drains)} and releases {len(released)}"
             case PausePool(pool=pool):

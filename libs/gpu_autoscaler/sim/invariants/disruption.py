@@ -50,9 +50,9 @@ class DisruptionBudgetsInvariant:
 
     def on_plan(self, plan: Plan, *, is_calm: bool) -> None:
         """A plan was published. With faults it may use stale data."""
-        for decision in plan.decisions if is_calm else ():
-            machine = self._cloud.of_node(decision.node_name) if isinstance(decision, DrainNode) else None
-            if machine is None or not isinstance(decision, DrainNode) or not decision.is_voluntary:
+        for drain in plan.drains if is_calm else ():
+            machine = self._cloud.of_node(drain.node_name)
+            if machine is None or not drain.is_voluntary:
                 continue
             for pod in self._cloud.pods_on(machine):
                 budget_name = (
@@ -133,7 +133,7 @@ class WithdrawnNoticesInvariant:
 
     def on_plan(self, plan: Plan) -> None:
         """A plan was made."""
-        drains = (decision for decision in plan.decisions if isinstance(decision, DrainNode))
+        drains = plan.drains
         self._for_notices.update(decision.action_id for decision in drains if isinstance(decision.reason, SpotReclaim))
 
     def on_drained(self, drained: ScalingNodeDrained) -> None:

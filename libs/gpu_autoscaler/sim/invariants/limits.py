@@ -10,7 +10,7 @@ from math import ceil
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan
+from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, Plan
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons.drain import NodeDrifted, NodeExpired, NodeIdle, NodeUnderused
 from gpu_autoscaler.sim.actors.policies import Policies
@@ -99,7 +99,7 @@ class RemovalPaceInvariant:
         for decision in plan.decisions:
             if isinstance(decision, CancelDrain):
                 self.drain_ended(decision.node_name)
-        drains = [drain for drain in plan.decisions if isinstance(drain, DrainNode) and drain.is_voluntary]
+        drains = [drain for drain in plan.drains if drain.is_voluntary]
         earlier = {drain for drain in self._draining if self._is_alive(drain)}
         self._draining = earlier | {drain.node_name for drain in drains if self._is_alive(drain.node_name)}
         policy = self._policies.by_digest[policy_digest]
@@ -131,14 +131,8 @@ class RemovalPaceInvariant:
 
     def _check_minimum(self, plan: Plan, policy: ScalingPolicy, now: datetime, *, is_calm: bool) -> None:
         """No idle node is removed below the minimum, orders included."""
-        self._bought |= {
-            decision.action_id: decision.deadline_at for decision in plan.decisions if isinstance(decision, BuyNode)
-        }
-        idle = [
-            decision
-            for decision in plan.decisions
-            if isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle)
-        ]
+        self._bought |= {decision.action_id: decision.deadline_at for decision in plan.purchases}
+        idle = [decision for decision in plan.drains if isinstance(decision.reason, NodeIdle)]
         if not idle or not is_calm:
             return
         alive = [

@@ -310,10 +310,10 @@ class InvariantMonitor(Observer):
         self._placement.on_plan(plan, is_calm=is_calm)
         self._disruption_budgets.on_plan(plan, is_calm=is_calm)
         self._spend.on_plan(plan, is_calm=is_calm)
-        for decision in plan.decisions:
-            if isinstance(decision, DrainNode) and decision.is_voluntary and isinstance(decision.reason, NodeIdle):
-                self._check_idle(decision.node_name)
-        self._decided.update(decision.action_id for decision in plan.decisions if isinstance(decision, BuyNode))
+        for drain in plan.drains:
+            if drain.is_voluntary and isinstance(drain.reason, NodeIdle):
+                self._check_idle(drain.node_name)
+        self._decided.update(decision.action_id for decision in plan.purchases)
 
     def _check_frozen(self, plan_made: ScalingPlanMade) -> None:
         """A frozen cluster buys nothing and removes only what the cloud reclaims."""

@@ -52,7 +52,7 @@ class PlacementInvariant:
 
     def on_plan(self, plan: Plan, *, is_calm: bool) -> None:
         """A plan was published. With faults it may use stale data and is only recorded."""
-        bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+        bought = plan.purchases
         self._on_order.update((decision.action_id, decision) for decision in bought)
         now = self._cluster.now()
         self._on_order = {key: decision for key, decision in self._on_order.items() if now < decision.deadline_at}
@@ -60,11 +60,7 @@ class PlacementInvariant:
             return
         for gang in sorted({decision.gang for decision in bought if decision.gang is not None}):
             self._check_gang(JobId(gang.removeprefix("job/")))
-        drains = [
-            decision
-            for decision in plan.decisions
-            if isinstance(decision, DrainNode) and isinstance(decision.reason, _MOVED_BY_CHOICE)
-        ]
+        drains = [decision for decision in plan.drains if isinstance(decision.reason, _MOVED_BY_CHOICE)]
         if self._workloads.loop.time() - max(self._closed_at.values(), default=0.0) > KNOWN_SECONDS:
             for drain in drains:
                 if drain.is_voluntary:

@@ -63,9 +63,7 @@ class RefusedOffersInvariant:
 
     def _check_plan(self, plan_made: ScalingPlanMade) -> None:
         known_sequence = dict(plan_made.cut.last_sequences).get(self._stream, 0)
-        for decision in plan_made.plan.decisions:
-            if not isinstance(decision, BuyNode):
-                continue
+        for decision in plan_made.plan.purchases:
             key = decision.offer.key
             self._planned[decision.action_id] = (key, plan_made.plan.as_of)
             sequence, order_ended = self._refused.get(key, (0, None))
@@ -135,7 +133,7 @@ class DuplicatePurchasesInvariant:
             policy.nodes_count_min, *(size.nodes_count_min or 0 for size in policy.scheduled_limits), 0
         )
         wanted_count = sum(count for count, _ in self._waited.values()) + nodes_count_min
-        has_bought = any(isinstance(decision, BuyNode) for decision in plan.decisions)
+        has_bought = bool(plan.purchases)
         if is_calm and has_bought and len(self._ordered_at) > wanted_count + SLACK_COUNT:
             self._report(
                 NOTHING_BOUGHT_TWICE, f"{len(self._ordered_at)} nodes are on order for {wanted_count} pieces of work"
@@ -215,8 +213,8 @@ class GangsInvariant:
     def on_plan(self, plan: Plan) -> None:
         """A plan was published."""
         lookup = DeferredLookup(plan)
-        for decision in plan.decisions:
-            if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand):
+        for decision in plan.purchases:
+            if isinstance(decision.reason, UnmetDemand):
                 for key in decision.reason.demand:
                     if self._is_gang(key) and (tag := _limit(lookup, key)):
                         self._report(GANGS_WHOLE, f"{decision.action_id} is bought for {key}, which {tag} defers")

@@ -14,7 +14,7 @@ from gpu_autoscaler.kube.protocol import PODS, QUOTAS
 from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
@@ -161,8 +161,7 @@ class ResourceQuotasInvariant:
             return
         keys = {
             key
-            for decision in plan.decisions
-            if isinstance(decision, BuyNode)
+            for decision in plan.purchases
             for key in getattr(decision.reason, "demand", ())
             if key.startswith("job/")
         }

@@ -16,7 +16,7 @@ from gpu_autoscaler.events.pod import PodListed
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.kube.wire import core
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import ActionId, JobId
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.drain import NodeIdle
@@ -117,8 +117,8 @@ class RecoveryInvariant:
 
     def _record_purchases(self, plan: Plan) -> None:
         bought: dict[str, set[ActionId]] = {}
-        for decision in plan.decisions:
-            if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand):
+        for decision in plan.purchases:
+            if isinstance(decision.reason, UnmetDemand):
                 for key in decision.reason.demand:
                     # A gang may be bought by several plans, whose nodes become late or ended at different times.
                     before = self._bought_for.get(key, ()) if decision.gang is not None else ()
@@ -133,8 +133,8 @@ class RecoveryInvariant:
         """Work with a node booting since before the loss gets no second node."""
         if (self._loop.now() - lost_at).total_seconds() > COVERED_SECONDS:
             return
-        for decision in plan.decisions:
-            if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand):
+        for decision in plan.purchases:
+            if isinstance(decision.reason, UnmetDemand):
                 demand = decision.reason.demand
                 if demand and all(self._is_covered(key, lost_at) for key in demand):
                     self._report(STATE_REBUILT, f"{decision.action_id} buys a second node for {', '.join(demand)}")
@@ -153,8 +153,8 @@ class RecoveryInvariant:
 
     def _check_drains(self, plan: Plan) -> None:
         """A node is drained as idle only after the idle time."""
-        for decision in plan.decisions:
-            if not (isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle)):
+        for decision in plan.drains:
+            if not isinstance(decision.reason, NodeIdle):
                 continue
             busy_at = self._busy_at.get(decision.node_name)
             if busy_at is None:

@@ -95,7 +95,7 @@ class SpendInvariant:
                 self._drained_at[decision.node_name] = self._loop.now()
             elif isinstance(decision, ReleaseInstance):
                 self.order_ended(decision.order_action_id)
-        bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+        bought = plan.purchases
         for cap in caps(self._policies.now) if bought else ():
             counted = [
                 purchase

@@ -9,7 +9,7 @@ from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.scheduling import NodeDemands, PodAffinitySpec, Spread
 
@@ -20,7 +20,7 @@ def right(state: ClusterState) -> tuple[Plan, list[BuyNode]]:
     """The plan, which nothing is wrong with, and what it buys."""
     made = plan(state, policy(), NOON)
     assert check(made, state, policy()) == ()
-    return made, [each for each in made.decisions if isinstance(each, BuyNode)]
+    return made, made.purchases
 
 
 def said(made: Plan, state: ClusterState, *decisions: BuyNode) -> str:
@@ -105,7 +105,7 @@ def test_a_drain_is_rejected_if_no_other_node_suits_its_pod() -> None:
     minding = given(*there, web("a", keep, on="n1"), web("b", keep, on="n2"), in_zones("eu-1a"), as_of=NOON)
     made, _ = right(careless)
 
-    assert [each.node_name for each in made.decisions if isinstance(each, DrainNode)] == ["n1"]
+    assert [each.node_name for each in made.drains] == ["n1"]
     assert "no other node suits" in "\n".join(check(made, minding, policy()))
     assert plan(minding, policy(), NOON).decisions == ()
 

@@ -36,7 +36,7 @@ from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.kube.translate.job import are_all_running
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import JobSpec, Violation
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
@@ -65,7 +65,7 @@ def buys(state: ClusterState, under: ScalingPolicy | None = None) -> list[BuyNod
     under = under or policy()
     result = plan(state, under, T0)
     assert check(result, state, under) == ()
-    return [each for each in result.decisions if isinstance(each, BuyNode)]
+    return result.purchases
 
 
 GANG = ("job/a",)
@@ -197,7 +197,7 @@ def test_an_abandoned_gang_releases_nodes_of_elastic_members() -> None:
     result = plan(given(*waits, *coming), limited, T0)
 
     assert check(result, given(*waits, *coming), limited) == ()
-    back = [each for each in result.decisions if isinstance(each, ReleaseInstance)]
+    back = result.releases
     assert [type(each.reason) for each in back] == [GangAbandoned] * 3
     assert buys(given(*waits, *coming), limited) == []
 

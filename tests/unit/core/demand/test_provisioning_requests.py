@@ -31,7 +31,7 @@ from gpu_autoscaler.core.explain.status import StatusView, request_line
 from gpu_autoscaler.core.explain.story import why_request
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade
-from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, Cut, DrainNode
+from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, Cut
 from gpu_autoscaler.model.demands import CHECK_CAPACITY, PodSet, ProvisioningCondition
 from gpu_autoscaler.model.ids import ActionId, PlanId
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, NodeSelectorTerm
@@ -171,7 +171,7 @@ def test_booked_capacity_is_kept_and_not_given_to_others() -> None:
     later = T0 + BOOKED - SECOND
     story = (node("n1"), node("n2"), request(conditions=provisioned()))
     made = planned_at(later, *story, on_sale(offer(gpus=8)), rules=policy(idle_seconds=60.0))
-    assert not any(isinstance(decision, DrainNode) for decision in made.decisions)
+    assert not made.drains
     made = planned_at(T0, *story, pod("p", gpus=8), on_sale(offer(gpus=8)))
     assert len(bought(made)) == 1
 
@@ -183,7 +183,7 @@ def test_a_booking_ends_after_ten_minutes() -> None:
     assert answers(planned_at(T0 + BOOKED - SECOND, *story, rules=rules)) == []
     made = planned_at(T0 + BOOKED, *story, rules=rules)
     assert answers(made) == [("BookingExpired", True, "CapacityReservationTimeExpired")]
-    assert any(isinstance(decision, DrainNode) for decision in made.decisions)
+    assert made.drains
 
 
 @pytest.mark.parametrize("pods_count", [1, 2])

@@ -21,7 +21,6 @@ from gpu_autoscaler.core.state.ledger import period_end, period_start
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.core.state.usage_history import OTHERS, time_between
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
-from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import Violation
 from gpu_autoscaler.model.reasons.defer import DeferReason
@@ -123,12 +122,12 @@ def test_nothing_is_bought_for_a_job_over_its_quota() -> None:
     state = given(on_sale(), job("a"))
     made = plan(state, rules, T0 + HOUR)
 
-    assert not [decision for decision in made.decisions if isinstance(decision, BuyNode)]
+    assert not made.purchases
     assert [held.reason.tag() for held in made.deferred if held.subject == "job/a"] == ["quota_reached"]
     estimate = Estimates(state, rules, T0).of(JobId("a"))
     assert estimate is not None
     assert estimate.basis == "unknown"
-    assert [decision for decision in plan(state, policy(), T0).decisions if isinstance(decision, BuyNode)]
+    assert plan(state, policy(), T0).purchases
 
 
 # ---- GPU-hours of a month

@@ -29,7 +29,6 @@ from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodQuotaGone, PodQuotaListed, PodWatched
-from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
@@ -50,7 +49,7 @@ def bought_for(state: ClusterState) -> set[str]:
     """What nodes are bought for, by a plan that the plan check accepts."""
     made = plan(state, policy(), T0)
     assert check(made, state, policy()) == ()
-    return {key for one in made.decisions if isinstance(one, BuyNode) for key in getattr(one.reason, "demand", ())}
+    return {key for one in made.purchases for key in getattr(one.reason, "demand", ())}
 
 
 def waits(state: ClusterState, subject: str) -> DeferReason:
@@ -332,7 +331,7 @@ def test_a_job_over_a_quota_of_the_policy_takes_no_resource_quota() -> None:
     made = plan(state, rules, T0)
 
     assert check(made, state, rules) == ()
-    bought = [each.reason for each in made.decisions if isinstance(each, BuyNode)]
+    bought = [each.reason for each in made.purchases]
     assert [reason.demand for reason in bought if isinstance(reason, UnmetDemand)] == [("job/fits",)]
 
 
@@ -348,7 +347,7 @@ def test_the_quota_of_the_policy_counts_before_its_namespace_exists() -> None:
 
     made = plan(state, rules, T0)
 
-    assert sum(isinstance(each, BuyNode) for each in made.decisions) == 1
+    assert len(made.purchases) == 1
     (held,) = made.deferred
     assert isinstance(held.reason, ResourceQuotaExceeded)
     assert held.reason.quota == "gpu-vision/gpu-autoscaler"
@@ -362,7 +361,7 @@ def test_the_quota_that_kubernetes_reports_replaces_that_of_the_policy() -> None
 
     made = plan(given(SOLD, raised, *jobs), policy(tenancy=CREATED), T0)
 
-    assert sum(isinstance(each, BuyNode) for each in made.decisions) == 2
+    assert len(made.purchases) == 2
 
 
 def test_the_first_gang_of_a_project_larger_than_its_quota_is_refused() -> None:

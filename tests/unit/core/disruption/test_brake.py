@@ -13,7 +13,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.forced_removals import removed_by_force, tripped_brake
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.policy import PolicyDirectiveLifted
-from gpu_autoscaler.model.decisions import DrainNode, ForcedRemoval, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import DrainNode, ForcedRemoval, Plan
 from gpu_autoscaler.model.directives import BRAKE
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD as USD
@@ -99,7 +99,7 @@ def test_an_unknown_price_counts_as_the_highest_known_one() -> None:
     world = silent_fleet(4, braked(HEALTH, nodes_ratio_max=1.0, price_micro_usd_per_hour_max=85 * USD), usd=None)
     world.add("known", usd=30.0, has_work=False, created_at=world.now)
     made = world.plan()
-    marks = [drain.forced for drain in made.decisions if isinstance(drain, DrainNode) and not drain.is_voluntary]
+    marks = [drain.forced for drain in made.drains if not drain.is_voluntary]
 
     assert marks == [ForcedRemoval(price_micro_usd_per_hour=30 * USD)] * 2
     assert len(held(made)) == 2
@@ -126,7 +126,7 @@ def test_nodes_without_work_are_neither_counted_nor_held() -> None:
     made = world.plan()
 
     assert len(forced(made)) == 11
-    assert [drain.forced is not None for drain in made.decisions if isinstance(drain, DrainNode)].count(True) == 1
+    assert [drain.forced is not None for drain in made.drains].count(True) == 1
     assert made.brake is None
 
 
@@ -140,7 +140,7 @@ def test_notices_go_on() -> None:
 
     assert noticed(made) == ["n05", "n06", "n07", "n08"]
     assert forced(made) == []
-    assert all(drain.forced is None for drain in made.decisions if isinstance(drain, DrainNode))
+    assert all(drain.forced is None for drain in made.drains)
 
 
 def test_a_node_that_a_user_deletes_goes_on() -> None:
@@ -175,7 +175,7 @@ def test_an_instance_whose_node_is_unknown_counts() -> None:
     orphans = [instance(purchase(f"buy-{number}"), at=T0) for number in range(9)]
     state = given(*orphans, as_of=now)
     made = plan(state, rules, now)
-    released = [each for each in made.decisions if isinstance(each, ReleaseInstance)]
+    released = made.releases
 
     assert check(made, state, rules) == ()
     assert len(released) == 3
@@ -303,10 +303,7 @@ def test_the_plan_check_finds_what_the_brake_would_have_held() -> None:
     world.plan()
     strict, state = world.rules, world.planned_on
     loose = plan(state, braked(BROKE, is_on=False), T0)
-    unmarked = replace(
-        loose,
-        decisions=tuple(replace(each, forced=None) for each in loose.decisions if isinstance(each, DrainNode))[:1],
-    )
+    unmarked = replace(loose, decisions=tuple(replace(each, forced=None) for each in loose.drains)[:1])
     later = plan(world.state, braked(BROKE, is_on=False), T0)
 
     assert any("10 of 10 nodes" in violation for violation in check(loose, state, strict))

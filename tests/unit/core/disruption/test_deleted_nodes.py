@@ -42,7 +42,7 @@ def drains(*stories: Story, under: ScalingPolicy | None = None, at: datetime = N
     state, rules = given(*stories, as_of=at), under or policy()
     found = plan(state, rules, at)
     assert check(found, state, rules) == ()
-    return [each for each in found.decisions if isinstance(each, DrainNode)]
+    return found.drains
 
 
 def wanted(*stories: Story, under: ScalingPolicy | None = None) -> list[tuple[str, bool]]:

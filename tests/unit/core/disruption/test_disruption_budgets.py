@@ -10,7 +10,6 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.disruption_settings import DisruptionBudget, RemovalCause, RemovalPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.decisions import DrainNode
 from gpu_autoscaler.model.reasons.defer_limits import DisruptionBudgetReached
 
 NOW = T0 + HOUR  # 13:00 UTC on a Saturday
@@ -26,7 +25,7 @@ def leaving_count(state: ClusterState, rules: ScalingPolicy, as_of: datetime = N
     """Nodes that a plan drains, which the plan check finds nothing against."""
     made = plan(state, rules, as_of)
     assert check(made, state, rules) == ()
-    return sum(1 for each in made.decisions if isinstance(each, DrainNode) and each.is_voluntary)
+    return sum(1 for each in made.drains if each.is_voluntary)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_notices_ignore_budgets() -> None:
     state = given(node("n1"), pod("a", on="n1"), notice("n1", reclaim_at=NOW + HOUR, at=NOW), on_sale(), as_of=NOW)
     made = plan(state, budgets(DisruptionBudget(nodes_count_max=0)), NOW)
 
-    assert any(isinstance(each, DrainNode) for each in made.decisions)
+    assert made.drains
 
 
 def test_a_deferral_by_a_budget_is_reported() -> None:

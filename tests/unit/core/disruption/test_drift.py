@@ -29,7 +29,7 @@ from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes
 from gpu_autoscaler.model.reasons.defer import PodProtected, TooManyUnhealthy
 from gpu_autoscaler.model.reasons.defer_limits import Cooldown, DisruptionBudgetReached
@@ -55,16 +55,6 @@ def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: obje
     return made
 
 
-def drains(made: Plan) -> list[DrainNode]:
-    """What the plan drains."""
-    return [each for each in made.decisions if isinstance(each, DrainNode)]
-
-
-def bought(made: Plan) -> list[BuyNode]:
-    """What the plan buys."""
-    return [each for each in made.decisions if isinstance(each, BuyNode)]
-
-
 def held(made: Plan, subject: str) -> object:
     """The reason for which the step held this back."""
     (found,) = [each.reason for each in made.deferred if each.subject == subject and each.step == "replace_drifted"]
@@ -78,7 +68,7 @@ def test_an_expired_node_is_removed_when_its_work_fits_elsewhere() -> None:
     """Seven days, and a little less by its name; the pod fits on the younger one."""
     week = T0 + 7 * DAY
     state = given(node("n1"), work("a"), node("n2", at=week - HOUR), on_sale(), as_of=week)
-    (drain,) = drains(made_of(state, as_of=week))
+    (drain,) = made_of(state, as_of=week).drains
 
     assert drain.node_name == "n1"
     assert drain.is_voluntary
@@ -90,9 +80,9 @@ def test_nodes_of_one_day_do_not_all_expire_at_once() -> None:
     """A tenth of the seven days lies between the first and the last of many."""
     ages = [
         each.reason.age_seconds_max
-        for each in drains(
-            made_of(given(*(node(f"n{number}") for number in range(20)), as_of=NOW), policy(disruption_ratio_max=1))
-        )
+        for each in made_of(
+            given(*(node(f"n{number}") for number in range(20)), as_of=NOW), policy(disruption_ratio_max=1)
+        ).drains
         if isinstance(each.reason, NodeExpired)
     ]
 
@@ -105,7 +95,7 @@ def test_a_replacement_allows_for_its_longest_work() -> None:
     running = job("a", gpus=4, placed_on=("n1",), is_running=True, duration_seconds_max=3600.0)
     its_pod = work("a-0", gpus=4, job_id="a", annotations=SAFE, owner_kind="Job", at=T0 - HOUR)
     state = given(node("n1"), running, its_pod, work("service", gpus=4), on_sale(), as_of=NOW)
-    (purchase,) = bought(made_of(state))
+    (purchase,) = made_of(state).purchases
 
     assert isinstance(purchase.reason, ReplacesNodes)
     assert purchase.reason.demand == ("pod/uid-a-0", "pod/uid-service")
@@ -116,9 +106,9 @@ def test_a_replacement_is_bought_and_waited_for_before_the_drain() -> None:
     """Without capacity for the pod a node is bought; n1 drains only when it is ready."""
     full = (node("n1"), work("a"), on_sale())
     first = made_of(given(*full, as_of=NOW))
-    (purchase,) = bought(first)
+    (purchase,) = first.purchases
 
-    assert drains(first) == []
+    assert first.drains == []
     assert isinstance(purchase.reason, ReplacesNodes)
     assert (purchase.reason.cause, purchase.reason.node_names) == ("expired", ("n1",))
     ordered = planned(purchase, at=NOW)
@@ -127,13 +117,13 @@ def test_a_replacement_is_bought_and_waited_for_before_the_drain() -> None:
     assert isinstance(held(second, "node/uid-n1"), CapacityExpected)
     later = NOW + 5 * MINUTE
     third = made_of(given(*full, node("n2", at=later - MINUTE), as_of=later), as_of=later)
-    assert [each.node_name for each in drains(third)] == ["n1"]
+    assert [each.node_name for each in third.drains] == ["n1"]
 
 
 def test_a_failed_replacement_is_not_bought_again_at_once() -> None:
     """The node waits for hours before the next try."""
     full = (node("n1"), work("a"), on_sale())
-    (purchase,) = bought(made_of(given(*full, as_of=NOW)))
+    (purchase,) = made_of(given(*full, as_of=NOW)).purchases
     came = node("n2", at=NOW)[-1].fact
     assert isinstance(came, NodeObserved)
     taken = (
@@ -147,7 +137,7 @@ def test_a_failed_replacement_is_not_bought_again_at_once() -> None:
     assert made.decisions == ()
     assert isinstance(held(made, "node/uid-n1"), Cooldown)
     again = NOW + 7 * HOUR
-    assert bought(made_of(given(*full, taken, as_of=again), as_of=again))
+    assert made_of(given(*full, taken, as_of=again), as_of=again).purchases
 
 
 @pytest.mark.parametrize(
@@ -165,10 +155,10 @@ def test_protected_work_keeps_an_expired_node_for_the_grace_period(kept: Story) 
     story = (node("n1"), kept, node("n2", at=T0 + 6 * DAY), little, on_sale())
     made = made_of(given(*story, as_of=week), as_of=week)
 
-    assert drains(made) == []
+    assert made.drains == []
     assert isinstance(held(made, "node/uid-n1"), PodProtected)
     late = NOW + 2 * DAY
-    (drain,) = [each for each in drains(made_of(given(*story, as_of=late), as_of=late)) if each.node_name == "n1"]
+    (drain,) = [each for each in made_of(given(*story, as_of=late), as_of=late).drains if each.node_name == "n1"]
     assert not drain.is_voluntary
     assert drain.deadline_at == late + timedelta(seconds=3600)
 
@@ -185,7 +175,7 @@ def test_few_expired_nodes_are_replaced_at_a_time() -> None:
     full = tuple(story for name in ("n1", "n2", "n3") for story in (node(name), work(f"on-{name}", on=name)))
     made = made_of(given(*full, on_sale(), as_of=NOW))
 
-    assert len(bought(made)) == 1
+    assert len(made.purchases) == 1
     assert isinstance(held(made, "node/uid-n2"), DisruptionBudgetReached)
 
 
@@ -201,7 +191,7 @@ def test_budgets_count_all_pods_that_one_plan_moves() -> None:
     one_may = budget("a", match=(LabelRequirement(key="app", operator="In", values=("a",)),), disruptions_allowed=1)
     made = made_of(given(*replicas, one_may, *free_capacity, as_of=week), rules, week)
 
-    assert [each.node_name for each in drains(made)] == ["n1"]
+    assert [each.node_name for each in made.drains] == ["n1"]
     assert isinstance(held(made, "node/uid-n2"), PodProtected)
 
 
@@ -213,7 +203,7 @@ def test_pods_being_deleted_need_no_budget() -> None:
     none_may = budget("a", match=(LabelRequirement(key="app", operator="In", values=("a",)),), disruptions_allowed=0)
     week = T0 + 7 * DAY
 
-    assert [each.node_name for each in drains(made_of(given(node("n1"), going, none_may, as_of=week), as_of=week))] == [
+    assert [each.node_name for each in made_of(given(node("n1"), going, none_may, as_of=week), as_of=week).drains] == [
         "n1"
     ]
 
@@ -260,7 +250,7 @@ def test_a_drifted_node_is_replaced(pool: NodePool, difference: str) -> None:
     """Filters, labels and taints; its work fits on a node of another pool."""
     free_capacity = node("n2", pool="spare")
     rules = policy(pools=(pool, NodePool(name="spare")))
-    (drain,) = drains(made_of(given(node("n1"), work("a"), free_capacity, as_of=YOUNG), rules, YOUNG))
+    (drain,) = made_of(given(node("n1"), work("a"), free_capacity, as_of=YOUNG), rules, YOUNG).drains
 
     assert (drain.node_name, drain.is_voluntary) == ("n1", True)
     assert isinstance(drain.reason, NodeDrifted)
@@ -272,7 +262,7 @@ def test_drift_never_disturbs_protected_work() -> None:
     rules = policy(pools=(NodePool(name="other"),), removal=RemovalPolicy(expire_seconds_max=None))
     state = given(node("n1"), work("a", owner_kind="Job"), node("n2", pool="other"), as_of=NOW)
 
-    assert [each.node_name for each in drains(made_of(state, rules)) if each.node_name == "n1"] == []
+    assert [each.node_name for each in made_of(state, rules).drains if each.node_name == "n1"] == []
 
 
 def test_drift_can_be_switched_off() -> None:
@@ -295,7 +285,7 @@ def silent(name: str, at: object = YOUNG) -> Story:
 def test_a_lost_node_is_drained() -> None:
     """After twenty minutes, by force, with an hour before it."""
     as_of = YOUNG + 20 * MINUTE
-    (drain,) = drains(made_of(given(silent("n1"), work("a"), node("n2"), as_of=as_of), as_of=as_of))
+    (drain,) = made_of(given(silent("n1"), work("a"), node("n2"), as_of=as_of), as_of=as_of).drains
 
     assert (drain.node_name, drain.is_voluntary) == ("n1", False)
     assert drain.reason == NodeUnhealthy(evidence="not ready", unhealthy_seconds=1200.0, unhealthy_seconds_max=1200.0)
@@ -306,7 +296,7 @@ def test_a_node_that_lost_gpus_is_unhealthy() -> None:
     seven = node("n1", gpus_allocatable=7, version=2, at=YOUNG)[-1:]
     as_of = YOUNG + 20 * MINUTE
     state = given(node("n1"), seven, work("a", gpus=7), node("n2"), as_of=as_of)
-    (drain,) = drains(made_of(state, as_of=as_of))
+    (drain,) = made_of(state, as_of=as_of).drains
 
     assert isinstance(drain.reason, NodeUnhealthy)
     assert "fewer allocatable GPUs" in drain.reason.evidence
@@ -318,7 +308,7 @@ def test_a_short_outage_is_healthy() -> None:
     back = node("n2", version=3, at=as_of - MINUTE)[-1:]
 
     state = given(silent("n1"), silent("n2"), back, work("a"), work("b", on="n2"), node("n3"), on_sale(), as_of=as_of)
-    assert drains(made_of(state, as_of=as_of)) == []
+    assert made_of(state, as_of=as_of).drains == []
 
 
 def test_when_many_nodes_are_unhealthy_nothing_is_drained() -> None:
@@ -330,7 +320,7 @@ def test_when_many_nodes_are_unhealthy_nothing_is_drained() -> None:
     )
     made = made_of(given(*broken, *well, on_sale(), as_of=as_of), policy(disruption_ratio_max=1), as_of)
 
-    assert drains(made) == []
+    assert made.drains == []
     assert held(made, "cluster") == TooManyUnhealthy(unhealthy_count=5, nodes_count=10, unhealthy_ratio_max=0.45)
 
 
@@ -339,4 +329,4 @@ def test_a_notice_precedes_health() -> None:
     as_of = YOUNG + HOUR
     state = given(silent("n1"), notice("n1", reclaim_at=as_of + HOUR, at=as_of), as_of=as_of)
 
-    assert [each.reason.tag() for each in drains(made_of(state, as_of=as_of))] == ["spot_reclaim"]
+    assert [each.reason.tag() for each in made_of(state, as_of=as_of).drains] == ["spot_reclaim"]

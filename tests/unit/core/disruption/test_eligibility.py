@@ -15,7 +15,7 @@ from gpu_autoscaler.core.policy.disruption_settings import ProtectionPolicy, Rem
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import DrainNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.reasons.defer import SavingTooSmall
 
 NOW = T0 + 2 * HOUR
@@ -33,7 +33,7 @@ def merging(*work: Story, rules: ScalingPolicy | None = None, as_of: datetime = 
 
 def going(made: Plan) -> list[str]:
     """Names of the nodes that the plan drains."""
-    return [each.node_name for each in made.decisions if isinstance(each, DrainNode)]
+    return [each.node_name for each in made.drains]
 
 
 def training(saved: bool = True, **changes: object) -> tuple[Story, Story]:  # noqa: FBT001, FBT002 - reads as a word

@@ -33,7 +33,7 @@ from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons.base import IdleRule, Reason
 from gpu_autoscaler.model.reasons.defer import (
@@ -52,14 +52,9 @@ R = TypeVar("R", bound=Reason)
 NOW = T0 + HOUR
 
 
-def removals(made: Plan) -> list[DrainNode]:
-    """What the plan drains."""
-    return [decision for decision in made.decisions if isinstance(decision, DrainNode)]
-
-
 def drained_nodes(state: ClusterState, **changes: object) -> list[str]:
     """Names of the nodes that a plan made now drains."""
-    return [decision.node_name for decision in removals(plan(state, policy(**changes), NOW))]
+    return [decision.node_name for decision in plan(state, policy(**changes), NOW).drains]
 
 
 def held(made: Plan, subject: str, reason: type[R]) -> R:
@@ -81,7 +76,7 @@ ALL_OF_IT = IdleRule(
 
 def test_an_idle_node_is_removed() -> None:
     """Ten minutes without work: drained by choice, and its instance ended."""
-    (decision,) = removals(plan(given(node("n1"), as_of=NOW), policy(removal=PATIENT), NOW))
+    (decision,) = plan(given(node("n1"), as_of=NOW), policy(removal=PATIENT), NOW).drains
 
     assert decision.is_voluntary
     assert decision.provider_id == provider_id("buy-n1")
@@ -161,7 +156,7 @@ def test_few_nodes_are_removed_at_once_the_most_expensive_first() -> None:
     state = given(node("n1"), node("n2", offer("big", usd_per_hour=20.0)), as_of=NOW)
     made = plan(state, policy(), NOW)
 
-    assert [decision.node_name for decision in removals(made)] == ["n2"]
+    assert [decision.node_name for decision in made.drains] == ["n2"]
     assert held(made, "node/uid-n1", DisruptionBudgetReached).disrupting_count == 1
 
 
@@ -171,7 +166,7 @@ def test_a_share_of_whole_nodes_is_not_rounded_up() -> None:
     limits = policy(disruption_ratio_max=0.07)
 
     made = plan(state, limits, NOW)
-    assert len(removals(made)) == 7
+    assert len(made.drains) == 7
     assert check(made, state, limits) == ()
     assert any("by choice at once" in each for each in check(made, state, policy(disruption_ratio_max=0.06)))
 
@@ -263,7 +258,7 @@ def two_nodes(*more: Story, on_first: Story | None = None) -> ClusterState:
 
 def test_a_node_is_removed_when_its_pods_fit_elsewhere() -> None:
     """The node with the fewest pods."""
-    (decision,) = removals(plan(two_nodes(), policy(), NOW))
+    (decision,) = plan(two_nodes(), policy(), NOW).drains
 
     assert decision.node_name == "n1"
     assert decision.reason == NodeUnderused(pods=("uid-a",), saving_micro_usd_per_hour=10_000_000)  # type: ignore[arg-type]
@@ -293,7 +288,7 @@ def test_a_protected_pod_keeps_its_node(protected: Story) -> None:
     made = plan(two_nodes(on_first=protected), policy(), NOW)
 
     assert held(made, "node/uid-n1", PodProtected).pod_uid == "uid-a"
-    assert [decision.node_name for decision in removals(made)] == ["n2"]
+    assert [decision.node_name for decision in made.drains] == ["n2"]
 
 
 @pytest.mark.parametrize(("allowed_count", "going"), [(1, []), (2, ["n1"])])

@@ -11,7 +11,7 @@ from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
 from gpu_autoscaler.core.policy.policy import NodePool
-from gpu_autoscaler.model.decisions import DrainNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 from gpu_autoscaler.model.reasons.defer import KeptAsBuffer
 from gpu_autoscaler.model.reasons.defer_limits import Cooldown
@@ -23,7 +23,7 @@ IDLE = NodeIdle(idle_seconds=700, idle_seconds_max=600)
 
 def removed(made: Plan) -> list[str]:
     """Names of the nodes that are drained."""
-    return [decision.node_name for decision in made.decisions if isinstance(decision, DrainNode)]
+    return [decision.node_name for decision in made.drains]
 
 
 def waits(made: Plan) -> list[float]:

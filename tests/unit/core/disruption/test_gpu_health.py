@@ -9,7 +9,7 @@ from tests.support.telemetry import minute, minutes
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.model.decisions import DrainNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.reasons.defer import PodProtected, TooManyUnhealthy
 from gpu_autoscaler.model.reasons.drain import NodeUnhealthy
 
@@ -46,16 +46,11 @@ RULES = policy(
 WORK = pod("a", on="n1", gpus=4)
 
 
-def drains(made: Plan) -> list[DrainNode]:
-    """What the plan drains."""
-    return [each for each in made.decisions if isinstance(each, DrainNode)]
-
-
 @pytest.mark.parametrize("words", FATAL)
 def test_a_broken_gpu_drains_its_node(words: str) -> None:
     """Regardless of protection: the work runs on a broken GPU."""
     protected = pod("a", on="n1", gpus=4, annotations={"karpenter.sh/do-not-disrupt": "true"})
-    (drain,) = drains(story(FATAL[words], protected))
+    (drain,) = story(FATAL[words], protected).drains
 
     assert (drain.node_name, drain.is_voluntary) == ("n1", False)
     assert isinstance(drain.reason, NodeUnhealthy)
@@ -66,7 +61,7 @@ def test_a_broken_gpu_drains_its_node(words: str) -> None:
 def test_a_degraded_gpu_respects_protection(sick: Mapping[str, Any]) -> None:
     """Hot, or due for a reset: its work moves when it may."""
     protected = pod("a", on="n1", gpus=4, annotations={"karpenter.sh/do-not-disrupt": "true"})
-    (drain,) = drains(story(sick, WORK))
+    (drain,) = story(sick, WORK).drains
     (held,) = [each.reason for each in story(sick, protected).deferred if each.step == "replace_drifted"]
 
     assert drain.is_voluntary
@@ -116,7 +111,7 @@ def test_too_many_unhealthy_nodes_are_not_drained() -> None:
     state = given(*told, on_sale(), as_of=NOW)
     made = plan(state, RULES, NOW)
 
-    assert drains(made) == []
+    assert made.drains == []
     assert TooManyUnhealthy(unhealthy_count=10, nodes_count=10, unhealthy_ratio_max=0.45) in [
         h.reason for h in made.deferred
     ]

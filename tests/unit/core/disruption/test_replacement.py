@@ -49,11 +49,6 @@ def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: obje
     return made
 
 
-def bought(made: Plan) -> list[BuyNode]:
-    """What the plan buys."""
-    return [each for each in made.decisions if isinstance(each, BuyNode)]
-
-
 def observed_allocatable_of(purchase: BuyNode, name: str, at: object) -> Story:
     """The node that a purchase became."""
     fact = node(name, purchase.offer, at=at)[-1].fact  # type: ignore[arg-type]
@@ -98,7 +93,7 @@ def test_several_nodes_become_one_that_costs_less() -> None:
     later = NOW + 4 * MINUTE
     ready = (planned(purchase, at=NOW), observed_allocatable_of(purchase, "n4", later))
     made = made_of(given(*three, on_sale(middle, large), *ready, as_of=later), rules, later)
-    assert [each.node_name for each in made.decisions if isinstance(each, DrainNode)] == ["n1"]
+    assert [each.node_name for each in made.drains] == ["n1"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +108,7 @@ def test_protected_work_is_not_moved_to_save_cost(kept: Story) -> None:
     """Nor anything while work waits for nodes."""
     made = made_of(given(node("n1", BIG), kept, on_sale(SMALL), as_of=NOW), policy(nodes_count_max=1))
 
-    assert bought(made) == []
+    assert made.purchases == []
 
 
 def test_a_small_saving_is_not_worth_a_move() -> None:
@@ -142,7 +137,7 @@ def test_a_replacement_stays_for_the_payback_time() -> None:
     early = T0 + 4 * HOUR - MINUTE
 
     assert made_of(given(*story, as_of=early), as_of=early).decisions == ()
-    assert bought(made_of(given(*story, as_of=early + MINUTE), as_of=early + MINUTE))
+    assert made_of(given(*story, as_of=early + MINUTE), as_of=early + MINUTE).purchases
 
 
 def test_a_replacement_that_became_expensive_is_not_used() -> None:
@@ -176,7 +171,7 @@ def test_a_recently_removed_type_is_not_bought_to_save_cost(ago: timedelta, *, i
     made = made_of(state)
     held = [each.reason for each in made.deferred if each.step == "replace_expensive"]
 
-    assert bool(bought(made)) == is_bought
+    assert bool(made.purchases) == is_bought
     assert is_bought or held == [Cooldown(remaining_seconds=300.0)]
     unhurried = plan(given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, as_of=NOW), policy(), NOW)
     assert is_bought or "a node of its type was removed within the cooldown" in str(check(unhurried, state, policy()))

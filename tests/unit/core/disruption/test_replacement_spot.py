@@ -52,7 +52,7 @@ def made(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = None)
 def replaced(*stories: Story, at: datetime, under: ScalingPolicy | None = None) -> list[str]:
     """The offers that are bought so that a node may go."""
     found = made(*stories, at=at, under=under)
-    buys = [each for each in found.decisions if isinstance(each, BuyNode)]
+    buys = found.purchases
     assert all(isinstance(each.reason, ReplacesNodes) for each in buys)
     return [each.offer.key for each in buys]
 

@@ -42,8 +42,8 @@ def drained(state: ClusterState, rules: ScalingPolicy | None = None, at: datetim
     assert check(made, state, rules) == ()
     return {
         each.node_name: each.reason.rule
-        for each in made.decisions
-        if isinstance(each, DrainNode) and isinstance(each.reason, NodeIdle) and each.reason.rule is not None
+        for each in made.drains
+        if isinstance(each.reason, NodeIdle) and each.reason.rule is not None
     }
 
 

@@ -37,7 +37,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.cost import Spent
 from gpu_autoscaler.events.node import NodeInstanceListed
-from gpu_autoscaler.model.decisions import Deferred, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import Deferred, Plan, ReleaseInstance
 from gpu_autoscaler.model.labels import DO_NOT_DISRUPT, HOSTNAME
 from gpu_autoscaler.model.reasons.defer import PriceUnknown, WatchStale
 from gpu_autoscaler.model.reasons.defer_limits import Frozen, SpendEnforcementBlocked, SpendLimit
@@ -56,7 +56,7 @@ def planned(state: ClusterState, rules: ScalingPolicy, as_of: datetime = T0) -> 
 
 def leaving(made: Plan) -> list[str]:
     """Nodes that go for want of money, in the order in which they were chosen."""
-    drains = (each for each in made.decisions if isinstance(each, DrainNode))
+    drains = made.drains
     return [drain.node_name for drain in drains if isinstance(drain.reason, SpendExhausted)]
 
 
@@ -100,7 +100,7 @@ def test_the_cheapest_to_lose_is_removed_first() -> None:
     made = planned(state, clusters(day=100.0))
 
     assert leaving(made) == ["b"]
-    (drain,) = (each for each in made.decisions if isinstance(each, DrainNode))
+    (drain,) = made.drains
     assert not drain.is_voluntary
     assert drain.deadline_at == T0 + timedelta(seconds=600)
     assert "daily spend budget" in drain.reason.sentence()

@@ -164,7 +164,7 @@ KEEP_N2 = pod("kept", on="n2", gpus=0, annotations={"karpenter.sh/do-not-disrupt
 
 def drain(made: Plan) -> DrainNode | None:
     """The one that the plan drains, if any."""
-    found = [each for each in made.decisions if isinstance(each, DrainNode)]
+    found = made.drains
     return found[0] if found else None
 
 

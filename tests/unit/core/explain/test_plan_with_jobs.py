@@ -7,7 +7,6 @@ from gpu_autoscaler.core.explain.plan_with_jobs import PlanWithJobs, plan_with_j
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobQueued
-from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 
@@ -35,7 +34,7 @@ def test_purchases_are_those_of_the_plan_with_the_jobs() -> None:
     queued = given(*stories, job("one", gpus=8, at=AS_OF), job("two", gpus=8, members=2, at=AS_OF), as_of=AS_OF)
     plan = checked_plan(queued, DEFAULT_POLICY, AS_OF).plan
     assert plan is not None
-    bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+    bought = plan.purchases
     assert len(bought) == 4
     assert [purchase.offer for purchase in made.purchases] == [
         purchase.offer for purchase in bought if "job/earlier" not in getattr(purchase.reason, "demand", ())

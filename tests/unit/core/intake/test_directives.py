@@ -12,7 +12,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.directives import AnyDirective, Freeze, Override, PausePool
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.buy import BelowOverride
@@ -47,14 +47,9 @@ def plan_of(*stories: Story, under: ScalingPolicy | None = None, at: datetime = 
     return result, state
 
 
-def bought(result: Plan) -> list[BuyNode]:
-    """What the plan buys."""
-    return [each for each in result.decisions if isinstance(each, BuyNode)]
-
-
 def removed(result: Plan) -> dict[str, object]:
     """What the plan removes, with reasons."""
-    return {each.node_name: each.reason for each in result.decisions if isinstance(each, DrainNode)}
+    return {each.node_name: each.reason for each in result.drains}
 
 
 def deferred_by(result: Plan, kind: type) -> list[str]:
@@ -83,7 +78,7 @@ def test_an_interruption_notice_is_handled_under_a_freeze() -> None:
     doomed = notice("n1", reclaim_at=NOW + MINUTE)
     result, _ = plan_of(given_directive(Freeze()), node("n1"), pod("a", on="n1"), doomed, on_sale())
     assert isinstance(removed(result)["n1"], SpotReclaim)
-    assert not bought(result)
+    assert not result.purchases
     assert "pod/uid-a" in deferred_by(result, Frozen)
 
 
@@ -99,7 +94,7 @@ def test_an_interruption_notice_is_handled_under_a_freeze() -> None:
 def test_an_inactive_freeze_has_no_effect(after: Story) -> None:
     """Expired, withdrawn, or replaced by a newer directive."""
     result, _ = plan_of(after, pod("a"), on_sale())
-    assert bought(result)
+    assert result.purchases
 
 
 # ---- a pause
@@ -110,7 +105,7 @@ def test_a_paused_pool_is_unchanged() -> None:
     offerings = on_sale(offer(), offer(capacity_type=CapacityType.ON_DEMAND))
     pause = given_directive(PausePool(pool="spot"))
     result, _ = plan_of(pause, pod("a"), offerings, under=policy(pools=TWO_POOLS))
-    assert {each.pool for each in bought(result)} == {"sure"}
+    assert {each.pool for each in result.purchases} == {"sure"}
 
     empty, state = plan_of(pause, node("n1", pool="spot"), offerings, under=policy(pools=TWO_POOLS))
     assert removed(empty) == {}
@@ -129,12 +124,12 @@ def test_a_minimum_is_bought_and_kept() -> None:
     """By GPUs or nodes, in its scope; further idle nodes are removed."""
     want = given_directive(Override(gpu_model="A100", gpu_count_min=16))
     result, _ = plan_of(want, node("n1"), on_sale())
-    assert [each.reason.count_min for each in bought(result) if isinstance(each.reason, BelowOverride)] == [16]
+    assert [each.reason.count_min for each in result.purchases if isinstance(each.reason, BelowOverride)] == [16]
     assert removed(result) == {}
     assert deferred_by(result, KeptByOverride) == ["node/uid-n1"]
 
     enough, _ = plan_of(want, node("n1"), node("n2"), node("n3"), on_sale())
-    assert not bought(enough)
+    assert not enough.purchases
     assert len(removed(enough)) == 1
     assert all(isinstance(reason, NodeIdle) for reason in removed(enough).values())
 
@@ -145,7 +140,7 @@ def test_the_minimum_of_a_pool_is_bought_in_that_pool() -> None:
     result, _ = plan_of(
         given_directive(Override(pool="sure", nodes_count_min=2)), offerings, under=policy(pools=TWO_POOLS)
     )
-    assert [each.pool for each in bought(result)] == ["sure", "sure"]
+    assert [each.pool for each in result.purchases] == ["sure", "sure"]
 
 
 def test_a_maximum_removes_empty_nodes_at_once() -> None:
@@ -153,7 +148,7 @@ def test_a_maximum_removes_empty_nodes_at_once() -> None:
     target = given_directive(Override(nodes_count_max=1))
     result, _ = plan_of(target, node("n1", at=NOW - 11 * MINUTE), pod("a", on="n1", at=NOW - MINUTE), pod("b", gpus=8),
                     node("n2", at=NOW - 11 * MINUTE), on_sale(), under=policy(nodes_count_min=2))  # fmt: skip
-    assert not bought(result)
+    assert not result.purchases
     assert deferred_by(result, OverrideReached) == []  # n2 takes pod b
     assert removed(result) == {}
 

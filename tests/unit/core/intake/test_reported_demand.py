@@ -28,7 +28,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.demand import DemandReported
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import DrainNode, Plan
 from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
@@ -58,14 +58,9 @@ def planned(*stories: Story, at: datetime = T0, **rules: Any) -> Plan:  # noqa: 
     return result
 
 
-def bought(result: Plan) -> list[BuyNode]:
-    """The nodes that the plan buys."""
-    return [decision for decision in result.decisions if isinstance(decision, BuyNode)]
-
-
 def test_nodes_are_bought_for_reported_demand() -> None:
     """Two members of a node each: two nodes, each with its reason."""
-    nodes = bought(planned(report(count=2)))
+    nodes = planned(report(count=2)).purchases
     assert len(nodes) == 2
     reason = nodes[0].reason
     assert isinstance(reason, UnmetDemand)
@@ -75,22 +70,22 @@ def test_nodes_are_bought_for_reported_demand() -> None:
 def test_existing_capacity_is_used_and_kept() -> None:
     """A node for reported demand is not idle."""
     result = planned(node("n1", SPOT), report(at=T0 + HOUR), at=T0 + HOUR)
-    assert bought(result) == []
-    assert not [decision for decision in result.decisions if isinstance(decision, DrainNode)]
+    assert result.purchases == []
+    assert not result.drains
     assert [one for one in planned(node("n1", SPOT), at=T0 + HOUR).decisions if isinstance(one, DrainNode)]
 
 
 @pytest.mark.parametrize("last", [report(count=0, at=T0 + MINUTE), report(until=T0 + MINUTE)])
 def test_a_report_of_zero_or_an_expired_one_buys_nothing(last: Story) -> None:
     """Zero is a valid count."""
-    assert bought(planned(report(count=2), last, at=T0 + MINUTE)) == []
+    assert planned(report(count=2), last, at=T0 + MINUTE).purchases == []
 
 
 def test_an_unknown_count_is_not_zero() -> None:
     """The last report of the source stays active until it expires."""
     stories = (report(count=2), report(count=None, at=T0 + MINUTE))
-    assert len(bought(planned(*stories, at=T0 + MINUTE))) == 2
-    assert bought(planned(*stories, at=T0 + HOUR)) == []
+    assert len(planned(*stories, at=T0 + MINUTE).purchases) == 2
+    assert planned(*stories, at=T0 + HOUR).purchases == []
 
 
 def test_a_redelivered_report_does_not_replace_a_newer_one() -> None:
@@ -103,7 +98,7 @@ def test_a_redelivered_report_does_not_replace_a_newer_one() -> None:
 def test_work_is_served_before_reported_demand() -> None:
     """Whatever the priority of the report; its deferral names the limit."""
     result = planned(report(priority="high"), pod("a", gpus=8), nodes_count_max=1)
-    (node_,) = bought(result)
+    (node_,) = result.purchases
     assert isinstance(node_.reason, UnmetDemand)
     assert node_.reason.demand == ("pod/uid-a",)
     assert [(held.subject, type(held.reason)) for held in result.deferred] == [("demand/kafka/1", NodesLimit)]
@@ -144,7 +139,7 @@ def test_the_number_of_sources_is_bounded() -> None:
 def test_demand_without_spot_buys_no_spot() -> None:
     """Non-preemptible demand is served by other capacity, here by none."""
     result = planned(report(preemptible=False))
-    assert bought(result) == []
+    assert result.purchases == []
     assert SPOT.capacity_type == "spot"
 
 

@@ -17,14 +17,9 @@ from gpu_autoscaler.core.deferred_groups import GROUPS_BYTES_MAX
 from gpu_autoscaler.core.limits import limits
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.provisioning.batching import replan_seconds
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, Plan
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer_waits import PlanFull
-
-
-def bought(made: Plan) -> list[BuyNode]:
-    """The purchases of a plan."""
-    return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
 
 
 def waiting_for_next(made: Plan) -> set[str]:
@@ -38,11 +33,11 @@ def test_the_next_plan_continues_at_once() -> None:
     with patch.object(limits, "PURCHASES_COUNT_MAX", 3):
         made = plan(state, policy(), T0)
 
-    assert len(bought(made)) == 3
+    assert len(made.purchases) == 3
     assert len(waiting_for_next(made)) == 5
     assert check(made, state, policy()) == ()
     assert replan_seconds(made, 5.0) == pytest.approx(0.05)
-    assert len(bought(plan(state, policy(), T0))) == 8, "the real limit is far above"
+    assert len(plan(state, policy(), T0).purchases) == 8, "the real limit is far above"
 
 
 def test_a_gang_is_never_cut() -> None:
@@ -54,9 +49,9 @@ def test_a_gang_is_never_cut() -> None:
     with patch.object(limits, "PURCHASES_COUNT_MAX", 4):
         first, last = plan(both, policy(), T0), plan(alone, policy(), T0)
 
-    assert {decision.gang for decision in bought(first)} == {None}
+    assert {decision.gang for decision in first.purchases} == {None}
     assert waiting_for_next(first) == {"job/train"}
-    assert [decision.gang for decision in bought(last)] == ["job/train"] * 6
+    assert [decision.gang for decision in last.purchases] == ["job/train"] * 6
 
 
 def test_a_gang_that_no_plan_can_hold_says_so_and_blocks_nothing() -> None:
@@ -68,7 +63,7 @@ def test_a_gang_that_no_plan_can_hold_says_so_and_blocks_nothing() -> None:
     (reason,) = {entry.reason for entry in made.deferred if entry.subject == "job/train"}
     assert reason == PlanFull(decisions_count=0, nodes_count=6, is_too_large=True)
     assert "6 nodes at once" in reason.sentence()
-    assert [decision.gang for decision in bought(made)] == [None]
+    assert [decision.gang for decision in made.purchases] == [None]
     assert replan_seconds(made, 5.0) is None
 
 
@@ -79,8 +74,8 @@ def test_drains_under_notice_are_in_the_first_plan() -> None:
     with patch.multiple(limits, PURCHASES_COUNT_MAX=0, REMOVALS_COUNT_MAX=0):
         made = plan(state, policy(), T0)
 
-    assert {decision.node_name for decision in made.decisions if isinstance(decision, DrainNode)} == {"a", "b", "c"}
-    assert len(bought(made)) == 1, "the first purchase of a plan always fits"
+    assert {decision.node_name for decision in made.drains} == {"a", "b", "c"}
+    assert len(made.purchases) == 1, "the first purchase of a plan always fits"
 
 
 @settings(max_examples=200, deadline=None)
@@ -95,16 +90,11 @@ def test_a_cut_plan_keeps_every_promise(situation: Situation, purchases_max: int
     wanted = [_without_demand(decision) for decision in whole.decisions]
     # A node that work beside the gang uses is bought without the gang that the plan cannot hold.
     assert all(_without_demand(decision) in wanted for decision in made.decisions) or any(
-        decision.transaction for decision in bought(whole)
+        decision.transaction for decision in whole.purchases
     )
-    gangs = Counter(decision.gang for decision in bought(made) if decision.gang)
-    assert gangs.items() <= Counter(decision.gang for decision in bought(whole)).items()
-    others = [
-        decision
-        for decision in made.decisions
-        if isinstance(decision, ReleaseInstance) or (isinstance(decision, DrainNode) and decision.is_voluntary)
-    ]
-    assert len(others) <= removals_max
+    gangs = Counter(decision.gang for decision in made.purchases if decision.gang)
+    assert gangs.items() <= Counter(decision.gang for decision in whole.purchases).items()
+    assert len(made.releases) + sum(drain.is_voluntary for drain in made.drains) <= removals_max
 
 
 def _without_demand(decision: AnyDecision) -> AnyDecision:
@@ -116,7 +106,7 @@ def _without_demand(decision: AnyDecision) -> AnyDecision:
 def test_the_largest_plan_fits_the_broker() -> None:
     """Purchases, one gang beyond, removals and groups together stay below what the broker stores."""
     state = given(on_sale(offer()), node("a"), notice("a"), pod("x", on="a"))
-    (drain, *_) = [each for each in plan(state, policy(), T0).decisions if isinstance(each, DrainNode)]
+    (drain, *_) = plan(state, policy(), T0).drains
     drain_bytes = len(msgspec.json.encode(drain))
     most = max(limits.PURCHASES_BYTES_MAX, limits.TRANSACTION_BYTES_MAX)
 

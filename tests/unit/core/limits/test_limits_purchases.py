@@ -39,7 +39,7 @@ A100 = offer()
 
 def purchases(result: Plan) -> list[BuyNode]:
     """The purchases of the plan."""
-    return [decision for decision in result.decisions if isinstance(decision, BuyNode)]
+    return result.purchases
 
 
 def offers(result: Plan) -> list[str]:

@@ -5,7 +5,7 @@ from tests.support.stories import HOUR, T0, given, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes
 from gpu_autoscaler.model.reasons.drain import BootTimedOut
@@ -16,16 +16,11 @@ LATE = (node("n1", gpus_allocatable=0), pod("web-0", on="n1", gpus=0))
 ROOM = (node("n2"), pod("train-0", on="n2", gpus=8))
 
 
-def removals(result: Plan) -> list[DrainNode]:
-    """The drains of the plan."""
-    return [decision for decision in result.decisions if isinstance(decision, DrainNode)]
-
-
 def test_a_late_node_with_work_is_drained() -> None:
     """Its pods are evicted first, within an hour, if they have capacity elsewhere."""
     state = given(*LATE, *ROOM, as_of=NOW)
     result = plan(state, policy(), NOW)
-    (drain,) = removals(result)
+    (drain,) = result.drains
 
     assert (drain.node_name, drain.is_voluntary, drain.deadline_at) == ("n1", False, NOW + HOUR)
     assert isinstance(drain.reason, BootTimedOut)
@@ -49,7 +44,7 @@ def test_the_plan_check_knows_late_nodes_and_their_pods() -> None:
     """No forced drain before the boot deadline, and no termination with pods after it."""
     late = given(*LATE, *ROOM, as_of=NOW)
     result = plan(late, policy(), NOW)
-    (drain,) = removals(result)
+    (drain,) = result.drains
     assert isinstance(drain.reason, BootTimedOut)
     release = ReleaseInstance(
         action_id=drain.action_id,

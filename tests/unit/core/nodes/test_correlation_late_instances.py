@@ -99,5 +99,5 @@ def test_a_late_instance_counts_against_limits() -> None:
 
     assert [each for each in plan(state, one, LATE).decisions if isinstance(each, BuyNode)] == []
     bought_one_more = plan(state, policy(), LATE)
-    assert any(isinstance(each, BuyNode) for each in bought_one_more.decisions)
+    assert bought_one_more.purchases
     assert any("2 nodes of at most 1" in each for each in check(bought_one_more, state, one))

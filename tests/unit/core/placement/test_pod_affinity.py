@@ -11,7 +11,7 @@ from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.spot import SpotRebalanceRecommended
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.reasons.defer import PodConstraintsViolated
 from gpu_autoscaler.model.scheduling import (
     AffinitySelector,
@@ -59,7 +59,7 @@ def planned(*stories: Story) -> Plan:
 
 def zones_bought(made: Plan) -> Counter[str]:
     """Nodes bought, by zone."""
-    return Counter(each.offer.zone for each in made.decisions if isinstance(each, BuyNode))
+    return Counter(each.offer.zone for each in made.purchases)
 
 
 def test_spread_pods_are_bought_for_in_every_zone() -> None:
@@ -210,7 +210,7 @@ def test_one_of_several_models_is_enough() -> None:
     )
     made = planned(sale, pod("w0", gpu_models=("A100", "H100")))
 
-    assert [each.offer.gpu_model for each in made.decisions if isinstance(each, BuyNode)] == ["H100"]
+    assert [each.offer.gpu_model for each in made.purchases] == ["H100"]
 
 
 def test_shapes_of_one_group_are_spread_together_in_one_fleet() -> None:

@@ -67,7 +67,7 @@ def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]
     under = under or policy()
     made = plan(state, under, T0)
     assert check(made, state, under) == ()
-    return [each for each in made.decisions if isinstance(each, BuyNode)]
+    return made.purchases
 
 
 def dropped(buy: BuyNode) -> tuple[DroppedPreference, ...]:
@@ -122,7 +122,7 @@ def violations_of(*stories: Story, instead: Offer, under: ScalingPolicy | None =
     """Violations that the plan check finds if one purchase is replaced."""
     state, under = given(*stories), under or policy()
     made = plan(state, under, T0)
-    (buy,) = (each for each in made.decisions if isinstance(each, BuyNode))
+    (buy,) = made.purchases
     return check(msgspec.structs.replace(made, decisions=(msgspec.structs.replace(buy, offer=instead),)), state, under)
 
 

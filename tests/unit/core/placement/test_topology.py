@@ -49,7 +49,7 @@ def test_nothing_is_bought_twice_while_nodes_boot(case: Case) -> None:
 
     assert again.decisions == ()
     told = {held.subject: held.reason for held in again.deferred}
-    names = {key: buying.action_id for buying in _purchases(made) for key in _demand(buying)}
+    names = {key: buying.action_id for buying in made.purchases for key in _demand(buying)}
     assert len(told) == PODS_COUNT
     for key, reason in told.items():
         assert isinstance(reason, CapacityExpected)
@@ -60,12 +60,12 @@ def test_nothing_is_bought_twice_while_nodes_boot(case: Case) -> None:
 def test_only_pods_of_a_refused_node_are_bought_for_again(case: Case) -> None:
     """The others keep their places, though the spread is uneven until then."""
     first = plan(state_of(case), NOBODY_LIMITED, T0)
-    refused = next(each for each in _purchases(first) if len(_demand(each)) > 1)
+    refused = next(each for each in first.purchases if len(_demand(each)) > 1)
     state, _ = _ordered(case, refused=frozenset({refused.action_id}))
 
     again = plan(state, NOBODY_LIMITED, T0 + LATER)
 
-    assert {key for buying in _purchases(again) for key in _demand(buying)} <= set(_demand(refused))
+    assert {key for buying in again.purchases for key in _demand(buying)} <= set(_demand(refused))
     assert check(again, state, NOBODY_LIMITED) == ()
 
 
@@ -73,7 +73,7 @@ def test_only_pods_of_a_refused_node_are_bought_for_again(case: Case) -> None:
 def test_nothing_is_bought_twice_before_pods_are_bound(case: Case, ready_ratio: float) -> None:
     """Kubernetes binds pods one after the other; each keeps what was bought for it."""
     state, made = _ordered(case, refused=frozenset())
-    purchases = _purchases(made)
+    purchases = made.purchases
     came: Story = ()
     for buying in purchases[: round(ready_ratio * len(purchases))]:
         told = node(f"node-{buying.action_id}", buying.offer, at=T0 + LATER, labels=dict(buying.labels))[-1]
@@ -83,7 +83,7 @@ def test_nothing_is_bought_twice_before_pods_are_bound(case: Case, ready_ratio: 
 
     again = plan(state, NOBODY_LIMITED, T0 + LATER)
 
-    assert [each for each in again.decisions if isinstance(each, BuyNode)] == []
+    assert again.purchases == []
     assert check(again, state, NOBODY_LIMITED) == ()
 
 
@@ -135,13 +135,9 @@ def _ordered(case: Case, *, refused: frozenset[str]) -> tuple[ClusterState, Plan
     before = state_of(case)
     made = plan(before, NOBODY_LIMITED, T0)
     story: Story = planned(*made.decisions)
-    for buying in _purchases(made):
+    for buying in made.purchases:
         story += bought(buying, plan_id="plan-1", is_refused=buying.action_id in refused)[1:]
     return fold(before, record(story)), made
-
-
-def _purchases(made: Plan) -> list[BuyNode]:
-    return [each for each in made.decisions if isinstance(each, BuyNode)]
 
 
 def _demand(buying: BuyNode) -> tuple[str, ...]:
@@ -156,7 +152,7 @@ def _bought(case: Case, made: Plan) -> list[Node]:
     by_key = {f"pod/uid-{told['name']}": told for told in pods}
     offers = {(of["name"], one["zone"], one["capacity_type"]): (of, one) for of in types for one in of["offers"]}
     nodes: list[Node] = []
-    for buying in _purchases(made):
+    for buying in made.purchases:
         of, one = offers[buying.offer.instance_type, buying.offer.zone, str(buying.offer.capacity_type)]
         nodes.append((of, one, [by_key[key] for key in _demand(buying)]))
     return nodes

@@ -20,7 +20,6 @@ from gpu_autoscaler.core.policy.documents import (
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.events.policy import PolicyDocumentsAccepted
-from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.policy_documents import DocumentPool, PolicyDocument
 
@@ -154,7 +153,7 @@ def test_a_plan_uses_the_effective_policy() -> None:
     rules = effective_policy(FILE, state.policy_documents)
     result = plan(state, rules, T0)
     assert check(result, state, rules) == ()
-    assert [each.pool for each in result.decisions if isinstance(each, BuyNode)] == ["a"]
+    assert [each.pool for each in result.purchases] == ["a"]
 
 
 def test_the_last_accepted_documents_win() -> None:

@@ -16,7 +16,7 @@ from gpu_autoscaler.core.policy.policy import NodePool
 from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.jobs import GpuRequirements, JobSpec, Violation
 from gpu_autoscaler.model.offers import Offer
@@ -42,11 +42,6 @@ def planned(*stories: Story, **rules: Any) -> Plan:  # noqa: ANN401 - fields of 
     return result
 
 
-def bought(result: Plan) -> list[BuyNode]:
-    """The nodes that the plan buys."""
-    return [decision for decision in result.decisions if isinstance(decision, BuyNode)]
-
-
 def pods(count: int, slices: Mapping[str, int], **more: Any) -> Story:  # noqa: ANN401 - fields of the pod
     """Equal pods that request slices."""
     return tuple(event for number in range(count) for event in pod(f"p{number}", slices=slices, **more))
@@ -56,7 +51,7 @@ def test_a_slice_is_not_a_whole_gpu() -> None:
     """Capacity of slices does not fit a pod with whole GPUs, nor the other way round."""
     cut = node("n1", slices={SMALL: 56})
     result = planned(cut, pod("whole", gpus=1), on_sale(), pools=(WHOLE,))
-    assert [decision.reason.demand for decision in bought(result)] == [("pod/uid-whole",)]  # type: ignore[union-attr]
+    assert [decision.reason.demand for decision in result.purchases] == [("pod/uid-whole",)]  # type: ignore[union-attr]
     result = planned(node("n1"), pods(1, {SMALL: 1}), on_sale(), pools=(WHOLE,))
     assert [held.reason for held in result.deferred] == [NoOfferFits(detail=f"no pool partitions GPUs into {SMALL}")]
 
@@ -66,14 +61,14 @@ def test_existing_slices_are_used_first() -> None:
     one_gpu = offer("one", gpus=1)
     there = node("n1", one_gpu, slices={SMALL: 7}, pool="slices")
     running = tuple(event for number in range(6) for event in pod(f"r{number}", on="n1", slices={SMALL: 1}))
-    assert bought(planned(there, running, pods(1, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,))) == []
-    assert len(bought(planned(there, running, pods(2, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,)))) == 1
+    assert planned(there, running, pods(1, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,)).purchases == []
+    assert len(planned(there, running, pods(2, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,)).purchases) == 1
 
 
 def test_a_pool_provides_its_mig_profiles() -> None:
     """Fifteen small slices need three GPUs of seven; labels configure the GPU operator."""
     one_gpu = offer("one", gpus=1)
-    result = bought(planned(pods(15, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,)))
+    result = planned(pods(15, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,)).purchases
     assert [decision.slices for decision in result] == [((SMALL, 7),)] * 3
     assert {dict(decision.labels)[labels.MIG_CONFIG] for decision in result} == {"all-1g.5gb"}
 
@@ -83,14 +78,14 @@ def test_one_gpu_provides_slices_of_several_sizes() -> None:
     one_gpu = offer("one", gpus=1)
     sizes = ("1g.5gb", "2g.10gb", "3g.20gb")
     waiting = tuple(event for size in sizes for event in pod(size, slices={f"nvidia.com/mig-{size}": 1}))
-    assert len(bought(planned(waiting, on_sale(one_gpu), pools=(MIXED,)))) == 1
+    assert len(planned(waiting, on_sale(one_gpu), pools=(MIXED,)).purchases) == 1
 
 
 @pytest.mark.parametrize("pool", [SLICES, MIXED, REPLICAS])
 def test_the_operator_provides_the_promised_slices(pool: NodePool) -> None:
     """The simulated device plugin reads the labels only, and shows what the plan expects."""
     of, resource = (T4, SHARED_GPU_RESOURCE) if pool is REPLICAS else (offer(), SMALL)
-    (decision,) = bought(planned(pods(1, {resource: 1}), on_sale(of), pools=(pool,)))
+    (decision,) = planned(pods(1, {resource: 1}), on_sale(of), pools=(pool,)).purchases
     shown = shown_gpus(of.resources.gpu_count, of.gpu_model, of.gpu_memory_bytes, dict(decision.labels))
     assert {name: int(count) for name, count in shown.items() if count != "0"} == dict(decision.promised.slices)
 
@@ -106,7 +101,7 @@ def test_a_booting_node_is_not_ready_before_it_is_partitioned() -> None:
     )
     state_story = (*booting[:-1], type(event)(uncut, event.at))
     result = planned(state_story, pods(7, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,))
-    assert bought(result) == []
+    assert result.purchases == []
     assert {type(held.reason) for held in result.deferred} == {CapacityExpected}
 
 
@@ -115,7 +110,7 @@ def test_limits_count_bought_gpus() -> None:
     one_gpu = offer("one", gpus=1)
     rules: dict[str, Any] = {"pools": (SLICES,), "gpu_count_max": 2}
     result = planned(pods(15, {SMALL: 1}), on_sale(one_gpu), **rules)
-    assert len(bought(result)) == 2
+    assert len(result.purchases) == 2
     assert {type(held.reason) for held in result.deferred} == {GpusLimit}
 
 

@@ -13,7 +13,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, NodePool
 from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer import UtilizationUnconfirmed
@@ -32,14 +32,9 @@ def made_of(state: ClusterState, as_of: datetime = NOW) -> Plan:
     return made
 
 
-def purchases(made: Plan) -> list[BuyNode]:
-    """What is bought."""
-    return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
-
-
 def drains(made: Plan) -> list[str]:
     """Names of the nodes that leave."""
-    return [decision.node_name for decision in made.decisions if isinstance(decision, DrainNode)]
+    return [decision.node_name for decision in made.drains]
 
 
 def full_nodes(count: int, pool: str = "spot") -> list[Story]:
@@ -56,7 +51,7 @@ def test_every_shipped_policy_has_tests_of_its_promises() -> None:
 
 def test_nodes_are_bought_when_work_waits() -> None:
     """Spot first, and nothing before there is work: neither for a forecast nor for a minimum."""
-    (decision,) = purchases(made_of(given(pod("waits", gpus=8, at=NOW), on_sale(SPOT, ON_DEMAND), as_of=NOW)))
+    (decision,) = made_of(given(pod("waits", gpus=8, at=NOW), on_sale(SPOT, ON_DEMAND), as_of=NOW)).purchases
     assert isinstance(decision.reason, UnmetDemand)
     assert decision.pool == "spot"
     assert made_of(given(on_sale(SPOT, ON_DEMAND), as_of=NOW)).decisions == ()
@@ -96,7 +91,7 @@ def test_at_most_20_nodes_are_spot(spot: int, on_demand: int, pool: str) -> None
     """The rest is on-demand."""
     nodes = [*full_nodes(spot), *full_nodes(on_demand, "on-demand")]
     waits = pod("waits", gpus=8, at=NOW)
-    (decision,) = purchases(made_of(given(*nodes, waits, on_sale(SPOT, ON_DEMAND), as_of=NOW)))
+    (decision,) = made_of(given(*nodes, waits, on_sale(SPOT, ON_DEMAND), as_of=NOW)).purchases
     assert decision.pool == pool
 
 
@@ -104,7 +99,7 @@ def test_at_most_50_nodes_are_bought() -> None:
     """Spot and on-demand together."""
     nodes = [*full_nodes(20), *full_nodes(30, "on-demand")]
     state = given(*nodes, pod("waits", gpus=8, at=NOW), on_sale(SPOT, ON_DEMAND), as_of=NOW)
-    assert purchases(made_of(state)) == []
+    assert made_of(state).purchases == []
 
 
 def test_high_utilization_is_reported_earlier_and_buys_nothing() -> None:
@@ -159,7 +154,7 @@ def test_work_gets_a_node_of_the_pool_of_its_gpu(model: str | None, gpus: int, i
     state = given(pod("waits", gpus=gpus, model=model, at=NOW), on_sale(*SOLD), as_of=NOW)
     made = plan(state, POOLS, NOW)
     assert check(made, state, POOLS) == ()
-    (decision,) = purchases(made)
+    (decision,) = made.purchases
     assert (decision.offer.instance_type, decision.pool) == (instance_type, pool)
 
 
@@ -168,7 +163,7 @@ def test_the_plan_check_knows_the_memory_that_a_pool_requires() -> None:
     free = policy(pools=[{**msgspec.to_builtins(pool), "gpu_memory_gib_min": None} for pool in POOLS.pools])
     state = given(pod("waits", gpus=8, model="A100", at=NOW), on_sale(*SOLD[:2]), as_of=NOW)
     made = plan(state, free, NOW)
-    assert purchases(made)[0].offer.instance_type == "a100-40"
+    assert made.purchases[0].offer.instance_type == "a100-40"
     assert "which requires 80 GiB a GPU" in str(check(made, state, POOLS))
 
 

@@ -48,7 +48,7 @@ def made(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = None)
 
 def bought(found: Plan) -> list[str]:
     """Types of the nodes that are bought, sorted."""
-    return sorted(each.offer.instance_type for each in found.decisions if isinstance(each, BuyNode))
+    return sorted(each.offer.instance_type for each in found.purchases)
 
 
 def waiting(found: Plan) -> dict[str, BatchWindowOpen]:

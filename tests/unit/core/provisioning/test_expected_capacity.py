@@ -7,7 +7,7 @@ from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, job, n
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.model.decisions import BuyNode, Deferred, Plan
+from gpu_autoscaler.model.decisions import Deferred, Plan
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 
 GOING_AT = T0 + MINUTE
@@ -29,7 +29,7 @@ def deleted_pod(grace_seconds: float = 30.0) -> Story:
 
 def bought(found: Plan) -> int:
     """Number of nodes bought."""
-    return sum(isinstance(each, BuyNode) for each in found.decisions)
+    return len(found.purchases)
 
 
 def expected(found: Plan, subject: str) -> CapacityExpected | None:

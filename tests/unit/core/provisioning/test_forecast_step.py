@@ -13,7 +13,7 @@ from gpu_autoscaler.core.provisioning.forecast_gauges import ForecastGauges, for
 from gpu_autoscaler.core.provisioning.forecast_step import apply_scheduled_limits
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.reasons.buy import BelowMinimum, CapacityBuffer
 from gpu_autoscaler.model.reasons.defer import ForecastUncertain, KeptAsBuffer, WatchStale
@@ -25,7 +25,7 @@ CHEAP = offer("g4dn.xlarge", gpus=1, model="T4", gpu_memory_gib=16, usd_per_hour
 def bought(state: ClusterState, nodes_count_min: int) -> list[BuyNode]:
     """What is bought for this minimum."""
     plan_of = plan(state, policy(nodes_count_min=nodes_count_min), T0)
-    return [decision for decision in plan_of.decisions if isinstance(decision, BuyNode)]
+    return plan_of.purchases
 
 
 def test_the_minimum_is_bought_with_the_cheapest_nodes() -> None:
@@ -66,22 +66,17 @@ def plan_of(state: ClusterState, as_of: datetime = T0, **changes: object) -> Pla
     return decided
 
 
-def purchases(decided: Plan) -> list[BuyNode]:
-    """The purchases of the plan."""
-    return [decision for decision in decided.decisions if isinstance(decision, BuyNode)]
-
-
 def test_headroom_counts_booting_nodes() -> None:
     """Two free T4: two nodes of one are bought; with one booting, one more."""
     rooms = (Headroom(name="warm", free_gpu_count=2, gpu_model="T4"),)
-    both = purchases(plan_of(given(on_sale(offer(), CHEAP)), headrooms=rooms))
-    one = purchases(plan_of(given(on_sale(offer(), CHEAP), node("n1", CHEAP)), headrooms=rooms))
+    both = plan_of(given(on_sale(offer(), CHEAP)), headrooms=rooms).purchases
+    one = plan_of(given(on_sale(offer(), CHEAP), node("n1", CHEAP)), headrooms=rooms).purchases
 
     assert [decision.offer.key for decision in both] == [CHEAP.key, CHEAP.key]
     assert both[0].reason == CapacityBuffer(demand=("headroom/warm",), free_gpu_count=0, wanted_gpu_count=2)
     assert both[0].reason.sentence() == "Headroom warm: 2 GPUs must be free (0 free or ordered)."
     assert len(one) == 1
-    assert purchases(plan_of(given(on_sale(CHEAP), node("n1", CHEAP), node("n2", CHEAP)), headrooms=rooms)) == []
+    assert plan_of(given(on_sale(CHEAP), node("n1", CHEAP), node("n2", CHEAP)), headrooms=rooms).purchases == []
 
 
 def test_a_limit_allows_a_part_of_the_headroom() -> None:
@@ -89,7 +84,7 @@ def test_a_limit_allows_a_part_of_the_headroom() -> None:
     rooms = (Headroom(name="warm", free_gpu_count=2, gpu_model="T4"),)
     decided = plan_of(given(on_sale(CHEAP)), headrooms=rooms, nodes_count_max=1)
 
-    assert [one.reason for one in purchases(decided)] == [
+    assert [one.reason for one in decided.purchases] == [
         CapacityBuffer(demand=("headroom/warm",), free_gpu_count=0, wanted_gpu_count=2)
     ]
     assert [(held.subject, held.reason) for held in decided.deferred] == [
@@ -106,7 +101,7 @@ def test_a_node_of_headroom_is_not_removed() -> None:
 
     assert [held.subject for held in kept] == ["node/uid-n1"]
     assert kept[0].reason.sentence() == "The GPUs of the node are kept free for headroom warm."
-    assert [one.node_name for one in decided.decisions if isinstance(one, DrainNode)] == ["n2"]
+    assert [one.node_name for one in decided.drains] == ["n2"]
 
 
 def test_scheduled_headroom_is_bought_ahead() -> None:
@@ -121,7 +116,7 @@ def test_scheduled_headroom_is_bought_ahead() -> None:
     counts = {}
     for at in (7.4, 7.6, 12.0, 15.9, 16.1):
         as_of = monday + at * HOUR
-        counts[at] = len(purchases(plan_of(given(on_sale(CHEAP, at=as_of), as_of=as_of), as_of, headrooms=rooms)))
+        counts[at] = len(plan_of(given(on_sale(CHEAP, at=as_of), as_of=as_of), as_of, headrooms=rooms).purchases)
 
     assert counts == {7.4: 0, 7.6: 1, 12.0: 1, 15.9: 1, 16.1: 0}
 
@@ -135,13 +130,13 @@ def test_a_scheduled_limit_applies_while_it_is_active() -> None:
         waiting = (pod(name, gpus=1, at=as_of, unschedulable_since=as_of) for name in ("a", "b"))
         return plan_of(given(*waiting, on_sale(CHEAP, at=as_of), as_of=as_of), as_of, scheduled_limits=sizes)
 
-    assert len(purchases(seen(day))) == 2
-    assert len(purchases(seen(night))) == 1
+    assert len(seen(day).purchases) == 2
+    assert len(seen(night).purchases) == 1
     assert [held.reason for held in seen(night).deferred] == [NodesLimit(nodes_count=1, nodes_count_max=1)]
     least = (ScheduledLimit(name="rush", nodes_count_min=2, schedule="0 14 * * *", duration_seconds=3600.0),)
-    assert len(purchases(plan_of(given(on_sale(CHEAP), as_of=T0), T0, scheduled_limits=least))) == 0
+    assert len(plan_of(given(on_sale(CHEAP), as_of=T0), T0, scheduled_limits=least).purchases) == 0
     assert (
-        len(purchases(plan_of(given(on_sale(CHEAP), as_of=T0 + 1.6 * HOUR), T0 + 1.6 * HOUR, scheduled_limits=least)))
+        len(plan_of(given(on_sale(CHEAP), as_of=T0 + 1.6 * HOUR), T0 + 1.6 * HOUR, scheduled_limits=least).purchases)
         == 2
     )
 
@@ -200,11 +195,11 @@ def test_a_confident_forecast_buys_nodes() -> None:
     """Four more GPUs within the half hour: four nodes of one."""
     at = T0 + 29 * MINUTE
     state = given(asked_for(at), scored(is_right=True), on_sale(CHEAP), as_of=at)
-    bought_ahead = purchases(plan_of(state, at, forecast=FORESEEING))
+    bought_ahead = plan_of(state, at, forecast=FORESEEING).purchases
 
     assert len(bought_ahead) == 4
     assert bought_ahead[0].reason == CapacityBuffer(demand=("forecast/T4",), free_gpu_count=0, wanted_gpu_count=4)
-    assert purchases(plan_of(state, at)) == []
+    assert plan_of(state, at).purchases == []
 
 
 def test_a_lower_threshold_of_utilization_prepares_more() -> None:
@@ -213,7 +208,7 @@ def test_a_lower_threshold_of_utilization_prepares_more() -> None:
     state = given(asked_for(at), scored(is_right=True), on_sale(CHEAP), as_of=at)
     for threshold, nodes_count in ((1.0, 4), (0.8, 5), (0.5, 8)):
         rules = msgspec.structs.replace(FORESEEING, prewarm_utilization_ratio_max=threshold)
-        assert len(purchases(plan_of(state, at, forecast=rules))) == nodes_count
+        assert len(plan_of(state, at, forecast=rules).purchases) == nodes_count
 
 
 def test_an_uncertain_forecast_buys_nothing() -> None:
@@ -222,7 +217,7 @@ def test_an_uncertain_forecast_buys_nothing() -> None:
     wrong = plan_of(given(asked_for(at), scored(is_right=False), on_sale(CHEAP), as_of=at), at, forecast=FORESEEING)
     untried = plan_of(given(asked_for(at), on_sale(CHEAP), as_of=at), at, forecast=FORESEEING)
 
-    assert purchases(wrong) == purchases(untried) == []
+    assert wrong.purchases == untried.purchases == []
     (held,) = wrong.deferred
     assert isinstance(held.reason, ForecastUncertain)
     assert held.subject == "forecast/T4"
@@ -248,7 +243,7 @@ def test_old_samples_are_not_used() -> None:
     """Ten minutes without a sample."""
     state = given(asked_for(T0 + 29 * MINUTE), scored(is_right=True), on_sale(CHEAP), as_of=T0 + 40 * MINUTE)
 
-    assert purchases(plan_of(state, T0 + 40 * MINUTE, forecast=FORESEEING)) == []
+    assert plan_of(state, T0 + 40 * MINUTE, forecast=FORESEEING).purchases == []
 
 
 def test_demand_is_sampled_every_minute_and_scored_every_hour() -> None:

@@ -26,7 +26,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingDrainCancelled
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer_limits import Cooldown
@@ -59,14 +59,14 @@ def checked(state: ClusterState, under: ScalingPolicy | None = None) -> Plan:
 
 def releases(made: Plan) -> list[tuple[object, object]]:
     """Released instances, with the reason."""
-    return [(each.provider_id, each.reason) for each in made.decisions if isinstance(each, ReleaseInstance)]
+    return [(each.provider_id, each.reason) for each in made.releases]
 
 
 def test_a_partly_refused_gang_is_completed_with_another_offer() -> None:
     """Two launches are refused: two nodes of another offer are bought, booting ones are kept."""
     made = checked(given(*half_refused(), on_sale(SPOT, ON_DEMAND), as_of=NOW))
 
-    assert [each.offer.key for each in made.decisions if isinstance(each, BuyNode)] == [ON_DEMAND.key] * 2
+    assert [each.offer.key for each in made.purchases] == [ON_DEMAND.key] * 2
     assert releases(made) == []
 
 
@@ -176,5 +176,5 @@ def test_a_gang_is_bought_again_after_the_back_off() -> None:
     state = given(*half_refused(), on_sale(SPOT, at=later), as_of=later)
     made = plan(state, policy(), later)
 
-    assert len([each for each in made.decisions if isinstance(each, BuyNode)]) == 2
+    assert len(made.purchases) == 2
     assert releases(made) == []

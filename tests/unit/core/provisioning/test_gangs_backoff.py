@@ -31,7 +31,7 @@ from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.provisioning_settings import GangPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, PlanId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
@@ -75,11 +75,6 @@ def made(state: ClusterState, as_of: datetime, under: ScalingPolicy | None = Non
     return found
 
 
-def buys(found: Plan) -> list[BuyNode]:
-    """The purchases."""
-    return [each for each in found.decisions if isinstance(each, BuyNode)]
-
-
 def held(found: Plan) -> list[object]:
     """Why the gang waits."""
     return [each.reason for each in found.deferred if each.subject == GANG]
@@ -100,9 +95,9 @@ def test_each_failed_purchase_doubles_the_wait_up_to_its_maximum(tries: int, sec
     waiting = made(state, early)
     state, late = after(tries, timedelta(seconds=seconds))
 
-    assert buys(waiting) == []
+    assert waiting.purchases == []
     assert held(waiting) == [GangBackoff(gang=GANG, abandoned_count=tries, retry_at=early + SECOND)]
-    assert len(buys(made(state, late))) == 4
+    assert len(made(state, late).purchases) == 4
 
 
 def test_the_wait_is_explained() -> None:
@@ -189,12 +184,12 @@ def test_the_nodes_of_a_timed_out_gang_are_all_released() -> None:
     as_of = T0 + 30 * MINUTE
     state = given(*half_there(T0 + 20 * MINUTE), on_sale(SPOT), as_of=as_of)
     found = made(state, as_of, policy(disruption_ratio_max=1.0))
-    going = {each.node_name for each in found.decisions if isinstance(each, DrainNode)}
-    released = [each.provider_id for each in found.decisions if isinstance(each, ReleaseInstance)]
+    going = {each.node_name for each in found.drains}
+    released = [each.provider_id for each in found.releases]
 
     assert held(found) == [GangTimedOut(gang=GANG, bought_seconds=1800.0, complete_seconds_max=1800.0)]
     assert (going, released) == ({"n0", "n1", "n2"}, [provider_id("last")])
-    assert buys(found) == []
+    assert found.purchases == []
 
 
 def test_nodes_of_an_earlier_start_are_not_late() -> None:
@@ -233,7 +228,7 @@ def test_a_gang_beyond_a_limit_buys_nothing(owner: str) -> None:
     state = given(WAITING, on_sale(SPOT))
     found = made(state, T0, limited)
 
-    assert buys(found) == []
+    assert found.purchases == []
     assert held(found) == [GpusLimit(gpu_count=0, gpu_count_max=16, owner=owner)]
 
 
@@ -243,7 +238,7 @@ def test_a_pod_group_beyond_a_limit_buys_nothing() -> None:
     pods = [pod(f"ring-{number}", gpus=8, labels=name) for number in range(4)]
     found = made(given(*pods, on_sale(SPOT)), T0, policy(gpu_count_max=16))
 
-    assert buys(found) == []
+    assert found.purchases == []
     assert {each.subject for each in found.deferred} == {
         "group/default/ring",
         *(f"pod/uid-ring-{number}" for number in range(4)),
@@ -262,7 +257,7 @@ def test_a_gang_is_bought_from_two_zones() -> None:
             NodePool(name="second", zones=("zone-b",)),
         )
     )
-    found = buys(made(given(WAITING, on_sale(SPOT, offer(zone="zone-b"))), T0, pools))
+    found = made(given(WAITING, on_sale(SPOT, offer(zone="zone-b"))), T0, pools).purchases
 
     assert sorted(each.offer.zone for each in found) == ["zone-a", "zone-a", "zone-b", "zone-b"]
     assert {each.gang for each in found} == {GANG}

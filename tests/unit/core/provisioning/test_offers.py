@@ -22,7 +22,6 @@ from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.events.node import NodeGone, NodeObserved
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import NodeDemands
@@ -35,7 +34,7 @@ VISION = policy(pools=(NodePool(name="default", labels={"team": "vision"}),))
 def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[str]:
     """The offers that are bought if both are available."""
     made = plan(given(*stories, on_sale(SPOT, ON_DEMAND)), under or policy(), T0)
-    return [decision.offer.key for decision in made.decisions if isinstance(decision, BuyNode)]
+    return [decision.offer.key for decision in made.purchases]
 
 
 def delivered_with_cpu(cpu_milli: int) -> Story:
@@ -90,7 +89,7 @@ def test_an_offer_with_missing_gpus_is_not_bought_again() -> None:
     assert bought(pod("a", gpus=8), removed_after(8)) == [SPOT.key]
     later = given(pod("a", gpus=8), removed_after(4), on_sale(SPOT, ON_DEMAND), as_of=T0 + 2 * HOUR)
     made = plan(later, policy(), T0 + 2 * HOUR)
-    assert [each.offer.key for each in made.decisions if isinstance(each, BuyNode)] == [SPOT.key]
+    assert [each.offer.key for each in made.purchases] == [SPOT.key]
 
 
 def test_a_node_removed_while_booting_proves_nothing() -> None:

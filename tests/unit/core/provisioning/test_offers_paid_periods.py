@@ -20,7 +20,7 @@ from tests.support.stories import (
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.spot import SpotNoticeReceived
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons.defer import NoOfferFits
 
@@ -41,7 +41,7 @@ def made(*stories: Story, at_hour: float) -> Plan:
 
 def bought(found: Plan) -> list[Offer]:
     """The purchases."""
-    return [each.offer for each in found.decisions if isinstance(each, BuyNode)]
+    return [each.offer for each in found.purchases]
 
 
 def test_an_open_reservation_is_used_first() -> None:
@@ -81,6 +81,6 @@ def test_the_end_of_a_reservation_is_a_notice() -> None:
         if isinstance(each.fact, SpotNoticeReceived)
     )
     found = made(node("n1", BLOCK), pod("a", on="n1", gpus=8), over, on_sale(CHEAP, BLOCK), at_hour=5 - 1 / 6)
-    (drain,) = [each for each in found.decisions if isinstance(each, DrainNode)]
+    (drain,) = found.drains
     assert (drain.node_name, drain.deadline_at, drain.is_voluntary) == ("n1", T0 + 5 * HOUR, False)
     assert bought(found) == [CHEAP]

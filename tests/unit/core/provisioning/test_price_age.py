@@ -8,7 +8,7 @@ from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.provisioning_settings import PricePolicy
 from gpu_autoscaler.core.provisioning.price_age import oldest_seconds
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown, WatchStale
 
@@ -29,7 +29,7 @@ def made(*offers: Offer, prices: PricePolicy = STRICT, age: object = 0 * HOUR) -
 
 def bought(found: Plan) -> list[Offer]:
     """The purchases."""
-    return [each.offer for each in found.decisions if isinstance(each, BuyNode)]
+    return [each.offer for each in found.purchases]
 
 
 def held(found: Plan) -> DeferReason:

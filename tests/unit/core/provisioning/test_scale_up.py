@@ -45,7 +45,7 @@ CPU = offer("m5.large", model=None, cpu=8, memory_gib=32, usd_per_hour=0.1)
 
 def purchases(made: Plan) -> list[BuyNode]:
     """The purchases of the plan."""
-    return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
+    return made.purchases
 
 
 def offers(made: Plan) -> list[str]:

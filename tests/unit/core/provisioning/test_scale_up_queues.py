@@ -5,7 +5,6 @@ from tests.support.stories import HOUR, T0, given, job, offer, on_sale, policy
 
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.queue_settings import QueuePolicy, SchedulingPolicy
-from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer_waits import QueueHeadWaits
 
@@ -17,7 +16,7 @@ def bought_for(scheduling_policy: SchedulingPolicy, *, members: int = 1, gpus_ma
     large = job("large", gpus=8, members=3, at=T0 - HOUR)
     state = given(on_sale(offer(), small), large, job("small", gpus=4, members=members), as_of=T0)
     made = plan(state, policy(queues=queues, gpu_count_max=gpus_max), T0)
-    reasons = [decision.reason for decision in made.decisions if isinstance(decision, BuyNode)]
+    reasons = [decision.reason for decision in made.purchases]
     if scheduling_policy == "fcfs-strict" and gpus_max == 8:
         held = {deferred.subject: deferred.reason for deferred in made.deferred}
         assert held["job/small"] == QueueHeadWaits(queue="all", job_id="large")  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]
     under = under or policy()
     made = plan(state, under, T0)
     assert check(made, state, under) == ()
-    return [each for each in made.decisions if isinstance(each, BuyNode)]
+    return made.purchases
 
 
 def one(*stories: Story, under: ScalingPolicy | None = None) -> tuple[str, RejectionCause | None]:

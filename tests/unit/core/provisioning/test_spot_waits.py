@@ -29,7 +29,7 @@ from gpu_autoscaler.core.policy.provisioning_settings import SpotPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.events.job import JobPreempted
-from gpu_autoscaler.model.decisions import BuyNode, Deferred
+from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES, Runtime
 from gpu_autoscaler.model.offers import CapacityType
@@ -45,7 +45,7 @@ def outcome(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = No
     state, under = given(*stories, as_of=at), under or policy()
     made = plan(state, under, at)
     assert check(made, state, under) == ()
-    bought_keys = [each.offer.key for each in made.decisions if isinstance(each, BuyNode)]
+    bought_keys = [each.offer.key for each in made.purchases]
     return [*bought_keys, *(each.reason for each in made.deferred)]
 
 

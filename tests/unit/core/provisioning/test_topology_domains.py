@@ -10,7 +10,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import NodePool
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.reasons.defer import NoDomainFits
 from gpu_autoscaler_services.scheduler.manifest import release_patch
 
@@ -23,11 +23,6 @@ def planned(*stories: Story, **rules: Any) -> Plan:  # noqa: ANN401 - fields of 
     made = plan(state, under, T0)
     assert check(made, state, under) == ()
     return made
-
-
-def bought(made: Plan) -> list[BuyNode]:
-    """The purchases."""
-    return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
 
 
 def in_clique(name: str, clique: str) -> Story:
@@ -52,7 +47,7 @@ def test_a_job_starts_in_the_clique_with_capacity_for_all() -> None:
 def test_without_a_clique_for_all_nothing_starts_or_is_bought() -> None:
     """The clique of a new node is unknown."""
     made = planned(in_clique("n1", "a"), in_clique("n2", "b"), job("train", members=2, within=CLIQUE), on_sale())
-    assert bought(made) == []
+    assert made.purchases == []
     held = {each.subject: each.reason for each in made.deferred}
     assert held["job/train"] == NoDomainFits(topology_key=CLIQUE, domains_count=2, members_count=2)
 
@@ -67,14 +62,14 @@ def test_a_gang_is_bought_in_the_cheapest_zone_within_limits(rules: dict[str, An
     """All of it in one zone."""
     sale = on_sale(offer(zone="zone-a"), offer(zone="zone-b", usd_per_hour=9.0))
     made = planned(job("train", members=3, within=labels.ZONE), sale, **rules)
-    assert [each.offer.zone for each in bought(made)] == [zone] * 3
+    assert [each.offer.zone for each in made.purchases] == [zone] * 3
 
 
 def test_without_a_domain_a_limit_spreads_the_gang_over_zones() -> None:
     """The same job without the requirement."""
     sale = on_sale(offer(zone="zone-a"), offer(zone="zone-b", usd_per_hour=9.0))
     made = planned(job("train", members=3), sale, **in_zones(("zone-b", 1)))
-    assert {each.offer.zone for each in bought(made)} == {"zone-a", "zone-b"}
+    assert {each.offer.zone for each in made.purchases} == {"zone-a", "zone-b"}
 
 
 @pytest.mark.parametrize("changes", [{}, {"members": 3, "member_count_min": 1}])
@@ -86,7 +81,7 @@ def test_a_single_member_is_bought_for_beside_a_node_without_a_domain(changes: d
 
     made = planned(*stories, **rules)
 
-    assert [each.pool for each in bought(made)] == ["r1"]
+    assert [each.pool for each in made.purchases] == ["r1"]
 
 
 @pytest.mark.parametrize("key", labels.GANG_WITHIN)
@@ -96,7 +91,7 @@ def test_pod_groups_request_a_domain_by_annotation(key: str) -> None:
     members = tuple(told for number in range(2) for told in pod(f"m{number}", gpus=8, labels=named, annotations=near))
     racks = (NodePool(name="r1", labels={"rack": "r1"}, nodes_count_max=1), NodePool(name="r2", labels={"rack": "r2"}))
     made = planned(members, on_sale(), pools=racks)
-    assert [dict(each.labels)["rack"] for each in bought(made)] == ["r2", "r2"]
+    assert [dict(each.labels)["rack"] for each in made.purchases] == ["r2", "r2"]
     alone = planned(members, on_sale(), pools=racks[:1])
-    assert bought(alone) == []
+    assert alone.purchases == []
     assert {type(each.reason) for each in alone.deferred} == {NoDomainFits}
