@@ -13,6 +13,7 @@ from gpu_autoscaler_services.chart_settings import REFUSED_SETTINGS, values_sche
 from gpu_autoscaler_services.node_gateway.admission import AUDIENCE
 from gpu_autoscaler_services.permissions import users, users_file
 from gpu_autoscaler_services.registry import specs
+from gpu_autoscaler_services.service_spec import rules_of
 
 
 def chart_files() -> dict[str, str]:
@@ -33,9 +34,9 @@ def chart_files() -> dict[str, str]:
                 "forJobs": spec.rules(is_for_jobs=True),
                 "withKarpenter": spec.karpenter_rules(has_limits=False),
                 "withKarpenterLimits": spec.karpenter_rules(has_limits=True),
-                "withQuotas": spec.quota_rules(),
-                "withProvisioning": spec.provisioning_rules(),
-                "withNamespaces": spec.namespace_rules(),
+                "withQuotas": rules_of(spec.rights_with_quotas),
+                "withProvisioning": rules_of(spec.rights_with_provisioning),
+                "withNamespaces": rules_of(spec.rights_with_namespaces),
             }
             for spec in specs()
         },

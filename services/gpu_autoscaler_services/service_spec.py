@@ -3,6 +3,7 @@
 Each service folder declares `SPEC` in its `spec.py`; broker users, chart files and the launcher are made from them.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -77,24 +78,17 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def rules(self, *, is_for_jobs: bool) -> list[dict[str, Any]]:
         """Return the RBAC rules of its ClusterRole, or of its Role in the jobs' namespace."""
-        return [_rule(right) for right in self.rights if right.is_for_jobs == is_for_jobs]
-
-    def quota_rules(self) -> list[dict[str, Any]]:
-        """Return the RBAC rules that watching ResourceQuotas adds."""
-        return [_rule(right) for right in self.rights_with_quotas]
-
-    def provisioning_rules(self) -> list[dict[str, Any]]:
-        """Return the RBAC rules that serving ProvisioningRequests adds."""
-        return [_rule(right) for right in self.rights_with_provisioning]
-
-    def namespace_rules(self) -> list[dict[str, Any]]:
-        """Return the RBAC rules that creating namespaces of projects adds."""
-        return [_rule(right) for right in self.rights_with_namespaces]
+        return rules_of(right for right in self.rights if right.is_for_jobs == is_for_jobs)
 
     def karpenter_rules(self, *, has_limits: bool) -> list[dict[str, Any]]:
         """Return the RBAC rules that Karpenter as provider adds. `has_limits`: in mode limits."""
         limits = self.rights_with_limits if has_limits else ()
-        return [_rule(right) for right in (*self.rights_with_karpenter, *limits)]
+        return rules_of((*self.rights_with_karpenter, *limits))
+
+
+def rules_of(rights: Iterable[Right]) -> list[dict[str, Any]]:
+    """Return the RBAC rules of these rights."""
+    return [_rule(right) for right in rights]
 
 
 def _rule(right: Right) -> dict[str, Any]:

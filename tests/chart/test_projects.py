@@ -11,6 +11,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.tenancy_settings import ProjectSettings, TenancyPolicy
 from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler_services.registry import spec_of
+from gpu_autoscaler_services.service_spec import rules_of
 
 SCHEDULER = f"{RELEASE}-scheduler"
 TEMPLATE = "jobs.namespaceTemplate=gpu-{project}"
@@ -53,7 +54,7 @@ def test_a_template_gives_the_right_to_create_namespaces() -> None:
         found, "PriorityClass"
     ).keys()
     spec = spec_of("scheduler")
-    wanted = [*spec.rules(is_for_jobs=False), *spec.namespace_rules(), *spec.rules(is_for_jobs=True)]
+    wanted = [*spec.rules(is_for_jobs=False), *rules_of(spec.rights_with_namespaces), *spec.rules(is_for_jobs=True)]
     assert rules(found, SCHEDULER) == wanted
 
 
@@ -89,7 +90,7 @@ def test_quotas_are_watched_on_request(is_watched: bool) -> None:  # noqa: FBT00
     variables = {one["name"] for one in container["env"]}
     assert ("GPU_AUTOSCALER_KUBE_ARE_QUOTAS_WATCHED" in variables) is is_watched
     right = [one for one in rules(found, f"{RELEASE}-pod-watcher") if one["resources"] == ["resourcequotas"]]
-    assert right == (spec_of("pod_watcher").quota_rules() if is_watched else [])
+    assert right == (rules_of(spec_of("pod_watcher").rights_with_quotas) if is_watched else [])
 
 
 @pytest.mark.parametrize("is_served", [True, False])
@@ -100,7 +101,7 @@ def test_provisioning_requests_are_served_on_request(is_served: bool) -> None:  
     variables = {entry["name"] for entry in container["env"]}
     assert ("GPU_AUTOSCALER_KUBE_ARE_PROVISIONING_REQUESTS_SERVED" in variables) is is_served
     for service, account, count in (("pod_watcher", "pod-watcher", 3), ("scaler", "controller", 2)):
-        wanted = spec_of(service).provisioning_rules()
+        wanted = rules_of(spec_of(service).rights_with_provisioning)
         assert len(wanted) == count
         given = [rule for rule in rules(found, f"{RELEASE}-{account}") if rule in wanted]
         assert given == (wanted if is_served else [])

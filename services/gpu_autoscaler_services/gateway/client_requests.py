@@ -6,8 +6,7 @@ gateway is an error of the publish. Source: NATS ADR-1, "JetStream JSON API Desi
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from http import HTTPStatus
 
 import msgspec
@@ -181,15 +180,3 @@ def _error(problem: Problem) -> bytes:
     """Return the answer: the error as clients of JetStream read it, which know no other fields, and the problem."""
     error = {"code": problem.status.value, "description": f"{problem.sentence} ({problem.kind})"}
     return msgspec.json.encode({"error": error, "problem": problem_document(problem)})
-
-
-@asynccontextmanager
-async def running(requests: ClientRequests) -> AsyncIterator[None]:
-    """Answer requests until the context ends."""
-    task = asyncio.create_task(requests.run(), name="client requests")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

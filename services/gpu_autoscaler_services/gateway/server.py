@@ -1,8 +1,7 @@
 """HTTP server of the gateway: routes, web page, and the tail of recent facts. Opened by the wiring."""
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +12,7 @@ from aiohttp.typedefs import Handler, Middleware
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import GatewaySettings
 from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler_services.background import background
 from gpu_autoscaler_services.gateway import openapi
 from gpu_autoscaler_services.gateway.access import NO_ACCESS_RULES, AccessRules
 from gpu_autoscaler_services.gateway.api import ROUTES
@@ -23,7 +23,7 @@ from gpu_autoscaler_services.gateway.problems import TYPES, Problem, problems
 from gpu_autoscaler_services.gateway.problems_page import problem_page
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, SECURITY_HEADERS, ReadModel
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, answer
-from gpu_autoscaler_services.gateway.tls import Certificate, following
+from gpu_autoscaler_services.gateway.tls import Certificate
 
 STATE_CONDITION = "state"  # the runtime's readiness condition for the replayed state
 STATE_RETRY_SECONDS = 1.0
@@ -124,7 +124,7 @@ def _document() -> Handler:
     return openapi_handler
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def serving(app: web.Application, settings: GatewaySettings) -> AsyncIterator[str]:
     """Serve the app and follow the streams until the context ends. Yields the address. Raises ConfigError if the port
     is taken, or certificate and key cannot be used."""
@@ -133,21 +133,18 @@ async def serving(app: web.Application, settings: GatewaySettings) -> AsyncItera
         certificate = Certificate(Path(settings.tls_certificate_path), Path(settings.tls_key_path))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS_MAX)
     await runner.setup()
-    tail = asyncio.create_task(app[READ_MODEL].tail.run(), name="tail")
     try:
-        try:
-            tls = None if certificate is None else certificate.context
-            await web.TCPSite(runner, settings.host, settings.port, ssl_context=tls).start()
-        except OSError as error:
-            raise ConfigError(
-                "gateway",
-                [f"port: cannot listen on {settings.host}:{settings.port} ({error}); free it or set gateway.port"],
-            ) from error
-        async with following(certificate):
-            scheme = "http" if certificate is None else "https"
-            yield f"{scheme}://{settings.host}:{runner.addresses[0][1]}"
+        async with background(app[READ_MODEL].tail.run(), "tail"):
+            try:
+                tls = None if certificate is None else certificate.context
+                await web.TCPSite(runner, settings.host, settings.port, ssl_context=tls).start()
+            except OSError as error:
+                raise ConfigError(
+                    "gateway",
+                    [f"port: cannot listen on {settings.host}:{settings.port} ({error}); free it or set gateway.port"],
+                ) from error
+            async with nullcontext() if certificate is None else background(certificate.follow(), "certificate"):
+                scheme = "http" if certificate is None else "https"
+                yield f"{scheme}://{settings.host}:{runner.addresses[0][1]}"
     finally:
-        tail.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await tail
         await runner.cleanup()

@@ -23,6 +23,7 @@ from gpu_autoscaler.runtime.runner import instance_name
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services import wiring
+from gpu_autoscaler_services.background import background
 from gpu_autoscaler_services.gateway.access import (
     AccessReviews,
     AccessRules,
@@ -34,7 +35,7 @@ from gpu_autoscaler_services.gateway.access import (
 from gpu_autoscaler_services.gateway.api.logs import LogSource
 from gpu_autoscaler_services.gateway.audit_projection import AuditProjection, cut_expired, following
 from gpu_autoscaler_services.gateway.auth import Authenticator, SharedTokens, TokenReviews
-from gpu_autoscaler_services.gateway.client_requests import ClientRequests, running
+from gpu_autoscaler_services.gateway.client_requests import ClientRequests
 from gpu_autoscaler_services.gateway.cost_history import CostHistory
 from gpu_autoscaler_services.gateway.ledger import Ledger
 from gpu_autoscaler_services.gateway.read_model import ReadModel
@@ -173,7 +174,7 @@ async def _answer_clients(context: ProcessContext, model: ReadModel, rules: Acce
         return readiness.conditions.get(STATE_CONDITION, "not started") is None
 
     requests = ClientRequests(model, rules, is_ready=is_ready)
-    await context.closing.enter_async_context(running(requests))
+    await context.closing.enter_async_context(background(requests.run(), "client requests"))
     nats = context.settings.nats
     await context.closing.enter_async_context(
         answering(

@@ -1,9 +1,7 @@
 """TLS of the gateway: certificate and key from files, which are read again when they change."""
 
 import asyncio
-import contextlib
 import ssl
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import structlog
@@ -67,18 +65,3 @@ class Certificate:
 
     def _load(self, context: ssl.SSLContext) -> None:
         context.load_cert_chain(self._certificate, self._key)
-
-
-@contextlib.asynccontextmanager
-async def following(certificate: Certificate | None) -> AsyncIterator[None]:
-    """Reload the certificate, if there is one, until the context ends."""
-    if certificate is None:
-        yield
-        return
-    task = asyncio.create_task(certificate.follow(), name="certificate")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

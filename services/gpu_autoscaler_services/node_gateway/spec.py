@@ -1,10 +1,6 @@
 """The declaration of the node gateway."""
 
-import asyncio
-import contextlib
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gpu_autoscaler.bus.nats.auth_callout import CALLOUT_SUBJECT, Issuer
@@ -13,6 +9,7 @@ from gpu_autoscaler.cloudmeta.reports import ALL_REPORTS
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.process import Composed, ProcessContext
+from gpu_autoscaler_services.background import background
 from gpu_autoscaler_services.node_gateway.admission import LOGIN_LIFE_SHARE_MIN, Admission, Callout
 from gpu_autoscaler_services.node_gateway.service import NodeGateway, ReportInbox
 from gpu_autoscaler_services.service_spec import Process, Right, ServiceSpec
@@ -29,7 +26,7 @@ async def compose(context: ProcessContext) -> Composed:
     callout = _callout(context)
     if callout is not None:
         receivers[CALLOUT_SUBJECT] = callout.receive
-        await context.closing.enter_async_context(_running(callout))
+        await context.closing.enter_async_context(background(callout.run(), "logins"))
     nats, name = context.settings.nats, NodeGateway.name
     await context.closing.enter_async_context(
         answering(
@@ -60,17 +57,6 @@ def _callout(context: ProcessContext) -> Callout | None:
         life_share=lambda: random.uniform(LOGIN_LIFE_SHARE_MIN, 1.0),  # noqa: S311 - spreads load, no security
         on_outcome=lambda outcome: context.metrics.node_logins.labels(outcome).inc(),
     )
-
-
-@asynccontextmanager
-async def _running(callout: Callout) -> AsyncIterator[None]:
-    answering_logins = asyncio.create_task(callout.run())
-    try:
-        yield
-    finally:
-        answering_logins.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await answering_logins
 
 
 SPEC = ServiceSpec(

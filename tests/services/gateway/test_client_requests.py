@@ -14,9 +14,10 @@ from gpu_autoscaler.bus.client_subjects import CLIENT_LENGTH_MAX, client_subject
 from gpu_autoscaler.bus.nats.requests import Request
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.errors import InvalidFact
+from gpu_autoscaler_services.background import background
 from gpu_autoscaler_services.gateway import client_requests
 from gpu_autoscaler_services.gateway.access import NO_ACCESS_RULES, AccessRules, client_projects_of
-from gpu_autoscaler_services.gateway.client_requests import ClientRequests, running
+from gpu_autoscaler_services.gateway.client_requests import ClientRequests
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX
 
 # The project of `request_body`.
@@ -171,7 +172,7 @@ async def test_requests_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytes
         requests = ClientRequests(entry.model, NO_ACCESS_RULES)
         for _ in range(5):
             requests.receive(Request(subject=client_subjects("anna")[0], payload=b"{}", answer=answer))
-        async with running(requests), asyncio.timeout(30):
+        async with background(requests.run(), "client requests"), asyncio.timeout(30):
             while len(answers) < 3:
                 await asyncio.sleep(0.01)
         assert len(answers) == 3
