@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.support.aws import TurnedClock
 from tests.support.azure import served_group
+from tests.unit.simcloud.emulation import Sleepless
 
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import Offer
@@ -16,15 +16,6 @@ from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.world import World
 
 pytestmark = pytest.mark.timeout(120)
-
-
-class Sleepless(TurnedClock):
-    """The group's clock as a world takes it."""
-
-    factor = 1.0
-
-    async def sleep(self, seconds: float) -> None:
-        """Nobody waits here: the test turns the clock."""
 
 
 async def test_a_price_change_applies_to_azure_spot_prices(tmp_path: Path) -> None:
