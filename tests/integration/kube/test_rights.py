@@ -66,11 +66,12 @@ from gpu_autoscaler_services.api_rights import (
     SUBMIT_JOBS,
     ApiRight,
 )
+from gpu_autoscaler_services.background import background
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 from gpu_autoscaler_services.gateway.access import AccessReviews, AccessRules, CheckedNamespaces
 from gpu_autoscaler_services.gateway.auth import Authenticator, SharedTokens, TokenReviews
-from gpu_autoscaler_services.gateway.client_requests import ClientRequests, running
+from gpu_autoscaler_services.gateway.client_requests import ClientRequests
 from gpu_autoscaler_services.gateway.oidc import OidcOptions, OidcTokens
 from gpu_autoscaler_services.gateway.spec import Gateway
 from gpu_autoscaler_services.permissions import CLIENT, READER, fresh_passwords, users_file
@@ -382,7 +383,7 @@ async def opened_broker(entry: Front, kube: KubeClient, folder: Path) -> AsyncIt
         requests = ClientRequests(entry.model, rules)
         receivers = {ALL_CLIENT_REQUESTS: requests.receive}
         async with (
-            running(requests),
+            background(requests.run(), "client requests"),
             answering([answers], name="gateway-answers", group="gateway", receivers=receivers),
         ):
             yield {name: Login(server.url, *login) for name, login in users.items()}
