@@ -110,7 +110,7 @@ def decide_upkeep(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> D
     for kind in KINDS:
         decided, held = _decide(kind, draft, state, policy)
         decisions += decided
-        deferred += _grouped(kind.decision.tag(), held)
+        deferred += _grouped(kind.decision.tag(), held) if held else ()
     if not decisions and not deferred:
         return draft
     return msgspec.structs.replace(draft, upkeep=Upkeep(decisions=tuple(decisions), deferred=tuple(deferred)))

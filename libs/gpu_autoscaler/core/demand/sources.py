@@ -397,6 +397,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
         if job.queued is None:
             continue
         spec, is_queued = job.queued.spec, queries.is_waiting(job)
+        shape = job_shape(spec)
         count = spec.gang_count if is_queued or job.placed is None else len(job.placed.node_uids)
         present_count = pods_per_job.get(job_id, 0)
         missing_count = count - present_count
@@ -408,7 +409,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
             yield DemandItem(
                 key=f"job/{job_id}",
                 source=DemandSource.QUEUED_JOB if is_queued else DemandSource.PLACED_JOB,
-                shape=job_shape(spec),
+                shape=shape,
                 member_count=missing_count,
                 # A single member needs a domain as well, which the elastic ones follow.
                 gang=f"job/{job_id}" if missing_count > 1 or spec.within is not None else None,
@@ -423,7 +424,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
             )
         placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
         present_count = max(placed_count, present_count + is_rest)
-        yield from elastic_members(spec, job_shape(spec), job.queued.queued_at, present_count)
+        yield from elastic_members(spec, shape, job.queued.queued_at, present_count)
 
 
 def _is_to_come(job: JobRecord) -> bool:

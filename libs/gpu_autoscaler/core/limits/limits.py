@@ -60,10 +60,10 @@ _EQUAL = Counted(_equal)
 _UNPRICED = Selected(lambda view: view.is_ours and view.is_counted and view.price_micro_usd_per_hour is None)
 
 
-def _usage_of(views: Sequence[NodeView]) -> _Usage:
+@cached_by_identity(4)
+def _usage_of(equal: Mapping[_Equal, int], unpriced: tuple[NodeView, ...]) -> _Usage:
     nodes: Counter[str] = Counter()
     gpus: Counter[str] = Counter()
-    equal = table_of(views, _EQUAL)
     for kind, count in equal.items():
         for owner in owners_of(kind.pool, kind.zone, kind.project):
             nodes[owner] += count
@@ -75,7 +75,7 @@ def _usage_of(views: Sequence[NodeView]) -> _Usage:
         nodes_of_unknown=sum(count for _, count in unknown),
         gpus_of_unknown=sum(kind.gpu_count * count for kind, count in unknown),
         price_micro_usd_per_hour=sum((kind.price_micro_usd_per_hour or 0) * count for kind, count in equal.items()),
-        unpriced=tuple(sorted(view.name for view in table_of(views, _UNPRICED))),
+        unpriced=tuple(sorted(view.name for view in unpriced)),
     )
 
 
@@ -94,7 +94,7 @@ class LimitUsage:
         self._override_usage = OverrideUsage(views, directives)
         self._planned_spend = None if spend is None else PlannedSpend(spend)
         self._maxima = _maxima(policy)
-        usage = _usage_of(views)
+        usage = _usage_of(table_of(views, _EQUAL), table_of(views, _UNPRICED))
         self._nodes = usage.nodes.copy()
         self._gpus = usage.gpus.copy()
         self._of_unknown = usage.nodes_of_unknown, usage.gpus_of_unknown
@@ -304,7 +304,9 @@ def _without_lost_gangs(
     `reasons` are those of the subjects of dropped purchases. A node that only such gangs would use is not bought.
     Returns also the subjects that lost their purchase only here, with the reason of their gang.
     """
-    owners = {item.key: _owner_of(item) for item in demand} if reasons else {}
+    if not reasons:
+        return tuple(kept), []
+    owners = {item.key: _owner_of(item) for item in demand}
     lost = {owner: reasons[key] for key, owner in owners.items() if key in reasons and not key.startswith("member/")}
     withdrawn = {key: lost[owner] for key, owner in owners.items() if owner in lost}
     remaining: list[Purchase] = []

@@ -124,11 +124,14 @@ class Table(Protocol[V]):
 
 
 class _Stale(NamedTuple):
-    """A table of earlier nodes, and what was replaced since."""
+    """A table of earlier nodes, and how much was replaced since."""
 
     table: object
-    removed: tuple[NodeView, ...]
-    added: tuple[NodeView, ...]
+    steps_count: int
+    views_count: int
+
+
+_Step = tuple[tuple[NodeView, ...], tuple[NodeView, ...]]  # views that were removed, and those that were added
 
 
 class NodeIndex(tuple[NodeView, ...]):  # noqa: SLOT001 - what is derived of the views stays with them
@@ -136,25 +139,28 @@ class NodeIndex(tuple[NodeView, ...]):  # noqa: SLOT001 - what is derived of the
     was read last."""
 
     pods: PodsByNode  # unfinished, by node name
-    _order: list[tuple[str, str, str, str]] | None
+    _order: list[tuple[str, str, str, str]]
     _tables: dict[Table[Any], object]
     _stale: dict[Table[Any], _Stale]
+    _steps: tuple[_Step, ...]  # the last ones, as many as a stale table is behind
 
     @classmethod
     def of(cls, views: Iterable[NodeView], pods: PodsByNode = _NO_PODS) -> "NodeIndex":
         """Return the views and the pods of their nodes."""
-        return cls._of(sorted(views, key=_order_of), pods, None, {})
+        ordered = sorted(views, key=_order_of)
+        return cls._of(ordered, pods, [*map(_order_of, ordered)], {}, ())
 
     @classmethod
     def _of(
         cls,
         views: Iterable[NodeView],
         pods: PodsByNode,
-        order: list[tuple[str, str, str, str]] | None,
+        order: list[tuple[str, str, str, str]],
         stale: dict[Table[Any], _Stale],
+        steps: tuple[_Step, ...],
     ) -> "NodeIndex":
         nodes = cls(views)
-        vars(nodes).update(pods=pods, _order=order, _tables={}, _stale=stale)
+        vars(nodes).update(pods=pods, _order=order, _tables={}, _stale=stale, _steps=steps)
         return nodes
 
     def replaced(self, removed: Iterable[NodeView], added: Iterable[NodeView], pods: PodsByNode) -> "NodeIndex":
@@ -162,7 +168,7 @@ class NodeIndex(tuple[NodeView, ...]):  # noqa: SLOT001 - what is derived of the
         out, into = tuple(removed), tuple(added)
         if not out and not into and pods is self.pods:
             return self
-        views, order = list(self), list(self._order or map(_order_of, self))
+        views, order = list(self), list(self._order)
         for view in out:
             place = bisect_left(order, _order_of(view))
             del views[place], order[place]
@@ -170,11 +176,14 @@ class NodeIndex(tuple[NodeView, ...]):  # noqa: SLOT001 - what is derived of the
             place = bisect_left(order, key := _order_of(view))
             views.insert(place, view)
             order.insert(place, key)
-        stale = {table: _Stale(value, out, into) for table, value in dict(self._tables).items()}
+        count = max(len(out), 1)
+        stale = {table: _Stale(value, 1, count) for table, value in dict(self._tables).items()}
         for table, earlier in dict(self._stale).items():
-            if len(earlier.removed) + len(out) <= len(views) // 2 and table not in stale:
-                stale[table] = _Stale(earlier.table, *_joined(earlier, out, into))
-        return self._of(views, pods, order, stale)
+            if earlier.views_count + count <= len(views) // 2 and table not in stale:
+                stale[table] = _Stale(earlier.table, earlier.steps_count + 1, earlier.views_count + count)
+        steps_count = max((table.steps_count for table in stale.values()), default=0)
+        steps = (*self._steps, (out, into))
+        return self._of(views, pods, order, stale, steps[len(steps) - steps_count :])
 
     def table(self, table: Table[V]) -> V:
         """Return the table of these views."""
@@ -182,23 +191,22 @@ class NodeIndex(tuple[NodeView, ...]):  # noqa: SLOT001 - what is derived of the
         if value is None:
             stale = self._stale.pop(table, None)
             if stale is not None:
-                value = table.update(cast("V", stale.table), stale.removed, stale.added, self)
+                removed, added = _joined(self._steps[len(self._steps) - stale.steps_count :])
+                value = table.update(cast("V", stale.table), removed, added, self)
             if value is None:
                 value = table.build(self)
             self._tables[table] = value
         return cast("V", value)
 
 
-def _joined(
-    earlier: _Stale, removed: tuple[NodeView, ...], added: tuple[NodeView, ...]
-) -> tuple[tuple[NodeView, ...], tuple[NodeView, ...]]:
-    """Return what both steps replaced: a view that was added and removed again is in neither."""
-    between = {id(view) for view in earlier.added}
-    gone = {id(view) for view in removed}
-    return (
-        (*earlier.removed, *(view for view in removed if id(view) not in between)),
-        (*(view for view in earlier.added if id(view) not in gone), *added),
-    )
+def _joined(steps: Sequence[_Step]) -> tuple[Sequence[NodeView], Sequence[NodeView]]:
+    """Return what all steps replaced: a view that was added and removed again is in neither."""
+    removed: list[NodeView] = []
+    added: dict[int, NodeView] = {}  # by identity
+    for out, into in steps:
+        removed += [view for view in out if added.pop(id(view), None) is None]
+        added |= {id(view): view for view in into}
+    return removed, [*added.values()]
 
 
 def _order_of(view: NodeView) -> tuple[str, str, str, str]:
@@ -292,13 +300,8 @@ class Counted(Table[Mapping[H, int]], Generic[H]):
         """Return the same table if the replaced views have the keys that they had."""
         changes = Counter(map(self._key_of, added))
         changes.subtract(map(self._key_of, removed))
-        counts = dict(table)
-        for key, count in changes.items():
-            if key is not None and count:
-                counts[key] = counts.get(key, 0) + count
-                if not counts[key]:
-                    del counts[key]
-        return counts
+        counts = {key: table.get(key, 0) + count for key, count in changes.items() if key is not None and count}
+        return {key: count for key, count in {**table, **counts}.items() if count} if counts else table
 
 
 _FIELDS = (

@@ -207,18 +207,17 @@ def members_by_amounts(asked: Resources, free: Ints, kinds: Kinds = ()) -> Ints:
     """Return how many members with these requests each bin has capacity for, whatever else they require."""
     if not has_columns(asked, kinds):
         return np.zeros(free.shape[0], dtype=np.int64)
-    # A bin that is overcommitted in any resource takes no member.
-    is_open: Bools = free[:, 0] >= 0
-    members: Ints | None = None
-    # Column by column: there are few bins and few requested amounts, so the number of calls dominates.
-    for column, need in enumerate(row(asked, kinds)):
-        amounts = free[:, column]
-        if column:
-            is_open &= amounts >= 0
-        if need:
-            fitting = amounts // need
-            members = fitting if members is None else np.minimum(members, fitting)
-    return is_open.astype(np.int64) if members is None else np.where(is_open, members, 0)
+    # A bin that is overcommitted in any resource takes no member. Column by column: numpy reduces short rows slowly.
+    needs = row(asked, kinds)
+    takes: Bools = free[:, 0] >= needs[0]
+    for column in range(1, len(needs)):
+        takes &= free[:, column] >= needs[column]
+    members = takes.astype(np.int64)
+    if any(needs):  # divided only where one fits: most bins of a cluster are full, and divisions are slow
+        places = np.flatnonzero(takes)
+        fitting = free[places]
+        members[places] = np.minimum.reduce([fitting[:, column] // need for column, need in enumerate(needs) if need])
+    return members
 
 
 def fits(shape: Shape, target: Bin) -> bool:

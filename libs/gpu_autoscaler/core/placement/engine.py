@@ -10,14 +10,15 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.placement.bin_columns import Bins, Columns
-from gpu_autoscaler.core.placement.constraints import NodeMatcher, members_that_fit
+from gpu_autoscaler.core.placement.constraints import members_that_fit
 from gpu_autoscaler.core.placement.measured_use import UNKNOWN_USE, MeasuredUse
 from gpu_autoscaler.core.placement.pod_affinity import Tally
 from gpu_autoscaler.core.placement.preference_scores import bin_keys, has_no_preference
 from gpu_autoscaler.core.placement.ranking import DEFAULT_PLACEMENT, Ranking
-from gpu_autoscaler.core.placement.resources import FIRST_SLICE, GPU, Bools, Ints, Kinds, resources, row
+from gpu_autoscaler.core.placement.resources import FIRST_SLICE, GPU, Bools, Ints, resources, row
 from gpu_autoscaler.core.placement.shapes import Bin, Shape
 from gpu_autoscaler.core.placement.topology import PodTopology
+from gpu_autoscaler.model import labels
 
 # Fewer bins than this part of all are sorted alone.
 _RANKED_ALONE_RATIO = 8
@@ -50,26 +51,25 @@ class FreeCapacity:
     ) -> None:
         """Start with these bins. `placement` names the packing policy, `waiting` are shapes that will need capacity,
         `used` is the measured use of bins."""
-        self._bins: list[Bin] = []  # as they were added, by position
-        self._places: dict[str, int] = {}
-        self._kinds: Kinds = ()  # of slices, in column order
-        self._free = np.empty((0, FIRST_SLICE), dtype=np.int64)
-        self._readiness = np.empty(0, dtype=np.int64)
-        self._has_gpus = np.empty(0, dtype=np.bool_)
-        self._is_on_demand = np.empty(0, dtype=np.bool_)
-        self._is_there = np.empty(0, dtype=np.bool_)
-        self._is_open = np.empty(0, dtype=np.bool_)  # takes more members
+        there = bins if isinstance(bins, Bins) else Bins(bins)
+        columns = there.columns
+        self._bins: list[Bin] = list(there)  # as they were added, by position
+        self._places = dict(there.places)
+        _require_new(there, ())
+        self._kinds = columns.kinds  # of slices, in column order
+        self._free = columns.free.copy()
+        self._readiness, self._has_gpus, self._is_on_demand = columns.readiness, columns.has_gpus, columns.is_on_demand
+        self._is_there = np.ones(len(there), dtype=np.bool_)
+        self._is_open = self._is_there.copy()  # takes more members
         self._ranks: Ints | None = None  # of the keys; None: a bin was added since
-        self._matchers: list[NodeMatcher] = []  # one for each batch of bins added
-        self._topology = PodTopology()
+        self._matchers = [columns.matcher]  # one for each batch of bins added
+        self._topology = PodTopology(self._bins)
         self._elsewhere: Callable[[Shape, str], Collection[str]] = _no_domains
         self._undo: list[tuple[int, Callable[[], None]]] = []  # with the version before
         self._version = 0  # of bins and free amounts: after a rollback that of the mark
         self._versions_count = 0
         self._fitting: dict[Shape, tuple[int, Ints]] = {}  # of shapes without pod constraints, at this version
-        there = bins if isinstance(bins, Bins) else Bins(bins)
         self._ranking = Ranking(placement, there, waiting, used)
-        self._put(there, there.columns)
 
     def __getitem__(self, key: str) -> Bin:
         place = self._places[key]
@@ -98,23 +98,19 @@ class FreeCapacity:
     def put_all(self, entries: Iterable[Bin]) -> None:
         """Add several bins, like `put`."""
         added = Bins(entries)
-        self._put(added, added.columns)
-
-    def _put(self, added: Bins, columns: Columns) -> None:
-        first = len(self._bins)
-        if len(added.places) < len(added) or not self._places.keys().isdisjoint(added.places):
-            raise ValueError(f"bin added twice: one of {', '.join(entry.key for entry in added)}")
-        self._places |= {key: place + first for key, place in added.places.items()} if first else added.places
+        columns, first, is_new = added.columns, len(self._bins), np.ones(len(added), dtype=np.bool_)
+        _require_new(added, self._places.keys())
+        self._places |= {key: place + first for key, place in added.places.items()}
         self._bins += added
         free = self._in_own_columns(columns)  # may add columns to `_free`
         self._free = np.concatenate((self._free, free))
         self._readiness = np.concatenate((self._readiness, columns.readiness))
         self._has_gpus = np.concatenate((self._has_gpus, columns.has_gpus))
         self._is_on_demand = np.concatenate((self._is_on_demand, columns.is_on_demand))
-        self._is_there = np.append(self._is_there, np.ones(len(added), dtype=np.bool_))
-        self._is_open = np.append(self._is_open, np.ones(len(added), dtype=np.bool_))
+        self._is_there = np.concatenate((self._is_there, is_new))
+        self._is_open = np.concatenate((self._is_open, is_new))
         self._matchers.append(columns.matcher)
-        self._topology.set_bins(self._bins)
+        self._topology.follow(first)
         self._ranks = None
         self._changed(partial(self._forget, first))
 
@@ -275,8 +271,11 @@ class FreeCapacity:
 
     def domains_of(self, shape: Shape, key: str) -> frozenset[str]:
         """Return the values of a label on bins that satisfy the shape except for amounts and pod constraints."""
-        values = (self._bins[place].labels.get(key) for place in np.flatnonzero(self._suitable(shape)))
-        return frozenset(value for value in values if value is not None)
+        suitable = self._suitable(shape)
+        if key != labels.HOSTNAME:
+            return self._topology.domains(key).of(suitable)
+        hosts = (self._bins[place].labels.get(key) for place in np.flatnonzero(suitable))  # known by their bins there
+        return frozenset(host for host in hosts if host is not None)
 
     def counts_by_domain(self, key: str, tally: Tally) -> dict[str, int]:
         """Return how many pods of the tally each domain with a bin has; a domain is a value of the label `key`."""
@@ -369,8 +368,13 @@ class FreeCapacity:
         self._is_open = self._is_open[:first].copy()
         self._is_on_demand = self._is_on_demand[:first].copy()
         self._matchers.pop()
-        self._topology.set_bins(self._bins)
+        self._topology.follow(first)
         self._ranks = None
+
+
+def _require_new(added: Bins, known: Collection[str]) -> None:
+    if len(added.places) < len(added) or not added.places.keys().isdisjoint(known):
+        raise ValueError(f"bin added twice: one of {', '.join(entry.key for entry in added)}")
 
 
 def _no_domains(_shape: Shape, _key: str) -> Collection[str]:

@@ -27,6 +27,11 @@ class Domains:
                 self.numbers.setdefault(name, len(self.numbers))
         self.of_bin = np.array([-1 if name is None else self.numbers[name] for name in names], dtype=np.int64)
 
+    def of(self, bins: Bools) -> frozenset[str]:
+        """Return the names of the domains of these bins."""
+        names = list(self.numbers)
+        return frozenset(names[number] for number in np.unique(self.of_bin[bins]).tolist() if number >= 0)
+
     def sums(self, of_bin: Ints) -> Ints:
         """Return the sum of each domain, followed by the sum of the bins in no domain."""
         sums = np.zeros(len(self.numbers) + 1, dtype=np.int64)
@@ -37,19 +42,17 @@ class Domains:
 class PodTopology:
     """Counts of pods by bin. The engine reports each pod that it places or removes."""
 
-    def __init__(self) -> None:
-        self._bins: Sequence[Bin] = ()
+    def __init__(self, bins: Sequence[Bin]) -> None:
+        """`bins` are those of the engine, which adds and removes the last ones."""
+        self._bins = bins
         self._domains: dict[str, Domains] = {}
         self._counts: dict[Tally, Ints] = {}
         self._placed: dict[Tally, dict[int, int]] = {}
 
-    def set_bins(self, bins: Sequence[Bin]) -> None:
-        """Set the bins: the previous ones with more after them, or fewer of them."""
-        before = len(self._bins)
+    def follow(self, before: int) -> None:
+        """Follow the bins: before there were this many."""
         for tally, counts in self._counts.items():
-            added = [count(entry.pods, tally) if entry.pods else 0 for entry in bins[before:]]
-            self._counts[tally] = np.append(counts[: len(bins)], added).astype(np.int64)
-        self._bins = tuple(bins)
+            self._counts[tally] = np.append(counts[: len(self._bins)], _counts(self._bins[before:], tally))
         self._domains.clear()
 
     def add(self, place: int, pod_constraints: PodConstraints, pods_count: int) -> None:
@@ -192,14 +195,24 @@ class PodTopology:
             return 0
         return min((int(sums[number]) for number in considered), default=0)
 
-    def _sums(self, key: str, tally: Tally, is_there: Bools) -> tuple[Domains, Ints]:
+    def domains(self, key: str) -> Domains:
+        """Return the domains of the bins by this label."""
         domains = self._domains.get(key)
         if domains is None:
             domains = self._domains[key] = Domains(key, self._bins)
+        return domains
+
+    def _sums(self, key: str, tally: Tally, is_there: Bools) -> tuple[Domains, Ints]:
+        domains = self.domains(key)
         counts = self._counts.get(tally)
         if counts is None:
-            counts = np.array([count(entry.pods, tally) for entry in self._bins], dtype=np.int64)
+            counts = _counts(self._bins, tally)
             for place, pods_count in self._placed.get(tally, {}).items():
                 counts[place] += pods_count
             self._counts[tally] = counts
         return domains, domains.sums(np.where(is_there, counts, 0))
+
+
+def _counts(bins: Sequence[Bin], tally: Tally) -> Ints:
+    """Return how many pods of the tally run on each bin; most new nodes have none at all."""
+    return np.array([count(entry.pods, tally) if entry.pods else 0 for entry in bins], dtype=np.int64)

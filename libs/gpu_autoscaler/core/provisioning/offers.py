@@ -6,12 +6,13 @@ promised, or lacks a label, is not bought again and again for work that it canno
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.identity_cache import cached_by_identity, cached_until_change
 from gpu_autoscaler.core.next_change import note
 from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Table
 from gpu_autoscaler.core.placement.bins import allocatable_for_work, offered_bin
@@ -92,7 +93,7 @@ def are_fresh(offers: Sequence[Offer], sampled: SpotOffersSampled, policy: Scali
 UNKNOWN_PRICE = -1
 _ANY_NEW_HOST = ""  # no node has this name
 _PLACE_KEY_PARTS = ("topology", "clique", "rack", "ultraserver", "placement-group")
-_AMOUNTS_COUNT_MAX = 1024  # cached during one plan
+_AMOUNTS_COUNT_MAX, _SHAPES_COUNT_MAX = 1024, 64  # cached during one plan
 _NODE_SPECIFIC_KEYS = frozenset({labels.HOSTNAME, labels.PROJECT_ID})  # the next node of an offer has other values
 
 
@@ -157,6 +158,124 @@ class _StaticCatalog:
 _static_catalog = cached_by_identity(4)(_StaticCatalog)
 
 
+_Kind = tuple[str, str]  # pool and offer
+
+
+class _Latest(NamedTuple):
+    """The node of a kind that became usable last."""
+
+    since: tuple[datetime, str]  # with its name
+    allocatable: Resources  # for work
+    labels: Mapping[str, str]
+
+
+class _LatestNodes(Table[Mapping[_Kind, _Latest]]):
+    """The node that became usable last, by pool and offer."""
+
+    def build(self, nodes: NodeIndex) -> Mapping[_Kind, _Latest]:
+        """Compare all nodes."""
+        return _with_later({}, nodes, nodes.pods)
+
+    def update(
+        self, table: Mapping[_Kind, _Latest], removed: Sequence[NodeView], added: Sequence[NodeView], nodes: NodeIndex
+    ) -> Mapping[_Kind, _Latest] | None:
+        """Compare the added nodes; all of them again if the last of a kind left. The same table if it is equal."""
+        out = {(view.usable_since, view.name) for view in removed}
+        kept = {kind: node for kind, node in table.items() if node.since not in out}
+        latest = _with_later(kept, added, nodes.pods)
+        for kind, node in table.items():
+            if kind not in kept and (kind not in latest or latest[kind].since < node.since):
+                return None
+        return table if latest == table else latest
+
+
+def _with_later(table: Mapping[_Kind, _Latest], views: Iterable[NodeView], pods: PodsByNode) -> Mapping[_Kind, _Latest]:
+    """Return the table with those of these nodes that became usable later."""
+    sinces = {kind: node.since for kind, node in table.items()}
+    later: dict[_Kind, NodeView] = {}
+    for view in views:
+        decision = None if view.order is None else view.order.decision
+        if decision is None or not view.is_usable or view.usable_since is None:
+            continue
+        kind, since = (decision.pool, decision.offer.key), (view.usable_since, view.name)
+        if kind not in sinces or sinces[kind] <= since:
+            sinces[kind], later[kind] = since, view
+    return {
+        **table,
+        **{kind: _Latest(sinces[kind], allocatable_for_work(view, pods), view.labels) for kind, view in later.items()},
+    }
+
+
+_LATEST = _LatestNodes()
+
+
+class OfferedNodes:
+    """A new node of each offering: as promised, or like the last one that was delivered. Queried by shape."""
+
+    def __init__(self, static: _StaticCatalog, delivered: Mapping[int, Bin]) -> None:
+        """`delivered`: nodes that replace the promised ones, by the position of their offering."""
+        self.offerings = static.offerings if not delivered else _with(static.offerings, delivered)
+        self.kinds, self.capacity = static.kinds, static.capacity  # `kinds` of slices, in column order
+        self._promised, self._delivered = static.matcher, NodeMatcher(list(delivered.values()))
+        self._delivered_at = np.array(list(delivered), dtype=np.int64)
+        if delivered:
+            new = kinds_of(node.free for node in delivered.values())
+            self.kinds += tuple(kind for kind in new if kind not in self.kinds)
+            self.capacity = _widened(static.capacity, by=len(self.kinds) - len(static.kinds))
+            self.capacity[self._delivered_at] = rows((node.free for node in delivered.values()), self.kinds)
+        self.has_gpus = gpu_parts(self.capacity) > 0
+
+    def accepted_by(self, shape: Shape) -> Bools:
+        """Return for each offering whether a new node of it satisfies everything but the amounts."""
+        accepted = self._promised.by(shape)
+        if self._delivered_at.size:
+            accepted = accepted.copy()
+            accepted[self._delivered_at] = self._delivered.by(shape)
+        return accepted
+
+    @property
+    def has_taints_to_avoid(self) -> bool:
+        """True if some offering has PreferNoSchedule taints."""
+        return self._promised.has_taints_to_avoid  # delivered nodes have the promised taints
+
+    def preferences(self, shape: Shape) -> tuple[Ints, Ints, Ints]:
+        """Return the figures of `NodeMatcher.preferences` for a new node of each offering."""
+        taints, models, nodes = self._promised.preferences(shape)
+        if self._delivered_at.size:
+            for figures, of_delivered in zip((taints, models, nodes), self._delivered.preferences(shape), strict=True):
+                figures[self._delivered_at] = of_delivered
+        return taints, models, nodes
+
+    def meets(self, term: NodeSelectorTerm) -> Bools:
+        """Return for each offering whether a new node of it meets these conditions."""
+        met = self._promised.meets(term)
+        if self._delivered_at.size:
+            met[self._delivered_at] = self._delivered.meets(term)
+        return met
+
+    def count_by_label(self, key: str, counts: Mapping[str, int]) -> Ints:
+        """Return the counts of `NodeMatcher.count_by_label` for a new node of each offering."""
+        of_label = self._promised.count_by_label(key, counts)
+        if self._delivered_at.size:
+            of_label[self._delivered_at] = self._delivered.count_by_label(key, counts)
+        return of_label
+
+
+@cached_until_change(4)
+def _offered_nodes(
+    static: _StaticCatalog,
+    latest: Mapping[_Kind, _Latest],
+    shortfalls: Mapping[str, ObservedAllocatable],
+    as_of: datetime,
+) -> OfferedNodes:
+    delivered = {
+        static.places[kind]: _as_delivered(static.offerings[static.places[kind]].node, node)
+        for kind, node in latest.items()
+        if kind in static.places
+    }
+    return OfferedNodes(static, delivered | _with_shortfalls(static, delivered, shortfalls, as_of))
+
+
 class OfferCatalog:
     """All offerings at one instant, queried by shape. An offering is known by its position."""
 
@@ -164,36 +283,24 @@ class OfferCatalog:
         self._watch_seconds_max = policy.watch_age_seconds_max
         self._offers = None if state.offers is None else state.offers.offers
         static = _static_catalog(self._offers or (), policy.pools)
-        observed = {
-            static.places[key]: _as_observed(static.offerings[static.places[key]].node, view, draft.pods)
-            for key, view in draft.views.table(_LATEST).items()
-            if key in static.places
-        }
-        observed |= _with_shortfalls(static, observed, state.observed_allocatable, draft.as_of)
-        self.offerings = static.offerings if not observed else _with(static.offerings, observed)
-        self.kinds = static.kinds  # of slices, in column order
-        self.capacity = static.capacity
+        latest, shortfalls = draft.views.table(_LATEST), state.observed_allocatable
+        self.nodes = nodes = _offered_nodes(static, latest, shortfalls, draft.as_of)
+        self.offerings, self.kinds, self.capacity, self.has_gpus = (
+            nodes.offerings, nodes.kinds, nodes.capacity, nodes.has_gpus
+        )  # fmt: skip
         self.prices_micro_usd_per_hour = static.prices_micro_usd_per_hour
         self.pool_priorities, self.same_limits = static.pool_priorities, static.same_limits
         self.gpu_counts, self.boot_seconds = static.gpu_counts, static.boot_seconds
         self.is_spot, self.is_on_demand, self.is_reserved = static.is_spot, static.is_on_demand, static.is_reserved
         self.spot_at, self.is_in_zone = static.spot_at, static.is_in_zone
         self.rates = _rates(static, state, draft.as_of)
-        self._promised_matcher = static.matcher
-        self._observed_at = np.array(list(observed), dtype=np.int64)
-        self._observed_matcher = NodeMatcher(list(observed.values()))
-        if observed:
-            new = kinds_of(node.free for node in observed.values())
-            self.kinds += tuple(kind for kind in new if kind not in self.kinds)
-            self.capacity = _widened(static.capacity, by=len(self.kinds) - len(static.kinds))
-            self.capacity[self._observed_at] = rows((node.free for node in observed.values()), self.kinds)
-        self.has_gpus = gpu_parts(self.capacity) > 0
         self._unavailable = active_unavailability(state, draft.as_of)
         self._is_buyable = self.prices_micro_usd_per_hour != UNKNOWN_PRICE
         if self._unavailable:
             is_open = [self.unavailable_until(offering.offer) is None for offering in self.offerings]
             self._is_buyable &= np.array(is_open, dtype=np.bool_)
         self._by_amounts: dict[Resources, Ints] = {}
+        self._members: dict[Shape, Ints] = {}
         self._stale = self._stale_prices(state, policy, draft.as_of)
         self._reservations, self._as_of = static.reservations, draft.as_of
         if static.reservations.any:
@@ -213,14 +320,19 @@ class OfferCatalog:
 
     def members(self, shape: Shape) -> Ints:
         """Return how many members of the shape a new node of each offering takes; zero where it is unavailable."""
-        is_buyable = self._is_buyable
-        if self._reservations.any and not shape.is_spot_allowed:
-            is_buyable = is_buyable & ~self._reservations.has_end  # non-interruptible work may outlive the period
-        return np.where(is_buyable & self._accepted_by(shape), self._members_by_amounts(shape.resources), 0)
+        members = self._members.get(shape)
+        if members is None:
+            if len(self._members) >= _SHAPES_COUNT_MAX:
+                self._members.clear()
+            is_buyable = self._is_buyable
+            if self._reservations.any and not shape.is_spot_allowed:
+                is_buyable = is_buyable & ~self._reservations.has_end  # non-interruptible work may outlive the period
+            members = self._members[shape] = np.where(is_buyable, self.members_if_available(shape), 0)
+        return members
 
     def members_if_available(self, shape: Shape) -> Ints:
         """Return how many members a new node of each offering would take, whether or not it is available now."""
-        return np.where(self._accepted_by(shape), self._members_by_amounts(shape.resources), 0)
+        return np.where(self.nodes.accepted_by(shape), self._members_by_amounts(shape.resources), 0)
 
     def _members_by_amounts(self, asked: Resources) -> Ints:
         members = self._by_amounts.get(asked)  # many shapes share few amounts
@@ -229,35 +341,6 @@ class OfferCatalog:
                 self._by_amounts.clear()
             members = self._by_amounts[asked] = members_by_amounts(asked, self.capacity, self.kinds)
         return members
-
-    @property
-    def has_taints_to_avoid(self) -> bool:
-        """True if some offering has PreferNoSchedule taints."""
-        return self._promised_matcher.has_taints_to_avoid  # observed nodes have the promised taints
-
-    def preferences(self, shape: Shape) -> tuple[Ints, Ints, Ints]:
-        """Return the figures of `NodeMatcher.preferences` for a new node of each offering."""
-        taints, models, nodes = self._promised_matcher.preferences(shape)
-        if self._observed_at.size:
-            for figures, of_observed in zip(
-                (taints, models, nodes), self._observed_matcher.preferences(shape), strict=True
-            ):
-                figures[self._observed_at] = of_observed
-        return taints, models, nodes
-
-    def meets(self, term: NodeSelectorTerm) -> Bools:
-        """Return for each offering whether a new node of it meets these conditions."""
-        met = self._promised_matcher.meets(term)
-        if self._observed_at.size:
-            met[self._observed_at] = self._observed_matcher.meets(term)
-        return met
-
-    def count_by_label(self, key: str, counts: Mapping[str, int]) -> Ints:
-        """Return the counts of `NodeMatcher.count_by_label` for a new node of each offering."""
-        of_label = self._promised_matcher.count_by_label(key, counts)
-        if self._observed_at.size:
-            of_label[self._observed_at] = self._observed_matcher.count_by_label(key, counts)
-        return of_label
 
     def domains(self, shape: Shape, key: str) -> frozenset[str]:
         """Return the values of a label of all nodes that could be bought for the shape now; a new host has no name."""
@@ -287,13 +370,6 @@ class OfferCatalog:
             return PriceUnknown.of(sorted({offer.key for offer in fitting}))
         return NoOfferFits(detail=self._missing_property(shape))
 
-    def _accepted_by(self, shape: Shape) -> Bools:
-        accepted = self._promised_matcher.by(shape)
-        if self._observed_at.size:
-            accepted = accepted.copy()
-            accepted[self._observed_at] = self._observed_matcher.by(shape)
-        return accepted
-
     def unavailable_until(self, offer: Offer) -> Instant | None:
         """Return when the offer may be requested again; None: now."""
         ends = (self._unavailable[scope].until for scope in scopes_of(offer) if scope in self._unavailable)
@@ -313,7 +389,7 @@ class OfferCatalog:
         missing = sorted(name for name, _ in shape.resources.slices if name not in self.kinds)
         if missing:
             return f"no pool partitions GPUs into {' or '.join(missing)}"
-        if not self._accepted_by(shape).any():
+        if not self.nodes.accepted_by(shape).any():
             return "no offer matches the requested labels, taints, GPU memory and capacity type"
         return "no otherwise suitable offer has enough CPU, memory, disk and GPUs on one node"
 
@@ -336,50 +412,6 @@ def _widened(capacity: Ints, *, by: int) -> Ints:
     return wider
 
 
-_Latest = Mapping[tuple[str, str], NodeView]
-
-
-class _LatestNodes(Table[_Latest]):
-    """The node that became usable last, by pool and offer."""
-
-    def build(self, nodes: NodeIndex) -> _Latest:
-        """Compare all nodes."""
-        return _with_later({}, nodes)
-
-    def update(
-        self, table: _Latest, removed: Sequence[NodeView], added: Sequence[NodeView], _: NodeIndex
-    ) -> _Latest | None:
-        """Compare the added nodes; all of them again if the last of a kind left."""
-        out = {id(view) for view in removed}
-        kept = {kind: view for kind, view in table.items() if id(view) not in out}
-        latest = _with_later(kept, added)
-        for kind, view in table.items():
-            now = latest.get(kind)
-            if kind not in kept and (now is None or _since(now) < _since(view)):
-                return None
-        return latest
-
-
-def _with_later(table: _Latest, views: Sequence[NodeView]) -> _Latest:
-    latest = dict(table)
-    for view in views:
-        decision = None if view.order is None else view.order.decision
-        if decision is None or not view.is_usable or view.usable_since is None:
-            continue
-        kind = decision.pool, decision.offer.key
-        before = latest.get(kind)
-        if before is None or _since(before) <= _since(view):
-            latest[kind] = view
-    return latest
-
-
-def _since(view: NodeView) -> tuple[datetime | None, str]:
-    return view.usable_since, view.name
-
-
-_LATEST = _LatestNodes()
-
-
 def _with_shortfalls(
     static: _StaticCatalog, observed: Mapping[int, Bin], shortfalls: Mapping[str, ObservedAllocatable], as_of: datetime
 ) -> dict[int, Bin]:
@@ -400,14 +432,12 @@ def _with(offerings: tuple[Offering, ...], observed: Mapping[int, Bin]) -> tuple
     return tuple(changed)
 
 
-def _as_observed(promised: Bin, observed: NodeView, pods: PodsByNode) -> Bin:
+def _as_delivered(promised: Bin, latest: _Latest) -> Bin:
     """Return the promised node with the amounts and labels of a node that was delivered. Taints are those of the
     promise: others on a node are temporary, or for that node alone."""
-    own = {key: value for key, value in observed.labels.items() if key in promised.labels or not _is_node_specific(key)}
+    own = {key: value for key, value in latest.labels.items() if key in promised.labels or not _is_node_specific(key)}
     zone = promised.labels[labels.ZONE]  # the zone of an offer is fixed
-    return msgspec.structs.replace(
-        promised, free=allocatable_for_work(observed, pods), labels={**own, labels.ZONE: zone}
-    )
+    return msgspec.structs.replace(promised, free=latest.allocatable, labels={**own, labels.ZONE: zone})
 
 
 def _is_node_specific(key: str) -> bool:

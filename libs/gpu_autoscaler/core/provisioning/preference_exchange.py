@@ -36,16 +36,16 @@ class PreferenceExchange:
 
     def has_preferences(self, shape: Shape) -> bool:
         """False if the shape prefers no offering to another."""
-        return shape.preferences != NO_PREFERENCES or self._catalog.has_taints_to_avoid
+        return shape.preferences != NO_PREFERENCES or self._catalog.nodes.has_taints_to_avoid
 
     def keys(self, shape: Shape, planned_pods: PlannedPods | None = None) -> Keys:
         """Return sort keys of the offerings, the least significant first; none without preferences."""
         if not self.has_preferences(shape):
             return ()
         if shape.preferences.depends_on_pods:
-            return offering_keys(shape, self._catalog, planned_pods or PlannedPods(self._free_capacity))
+            return offering_keys(shape, self._catalog.nodes, planned_pods or PlannedPods(self._free_capacity))
         if shape not in self._static:
-            self._static[shape] = offering_keys(shape, self._catalog, PlannedPods(self._free_capacity))
+            self._static[shape] = offering_keys(shape, self._catalog.nodes, PlannedPods(self._free_capacity))
         return self._static[shape]
 
     def exchanged(
@@ -123,7 +123,7 @@ class PreferenceExchange:
             yield self._dropped_preference(f"no PreferNoSchedule taint ({names})", takes & (taints < taints[place]))
         domains = catalog.offerings[place].node.labels
         for spread in preferences.spreads:
-            counts = catalog.count_by_label(
+            counts = catalog.nodes.count_by_label(
                 spread.topology_key, planned_pods.counts(AffinityTerm(spread.topology_key, spread.tally))
             )
             open_counts = counts[takes & (counts >= 0)]
@@ -139,7 +139,7 @@ class PreferenceExchange:
                 f"GPU model {preferences.gpu_models[0]} first", takes & (models < models[place])
             )
         for preferred in preferences.nodes:
-            meets = catalog.meets(preferred.term)
+            meets = catalog.nodes.meets(preferred.term)
             if not meets[place]:
                 better = takes & meets & (nodes < nodes[place])
                 if better.any() or (not (takes & meets).any() and preferred.weight > -int(nodes[place])):

@@ -37,6 +37,8 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Place, buy for or defer with a reason every waiting item; gangs whole or not at all."""
+    if not draft.demand:
+        return draft
     cover = _Cover(draft, state, policy)
     for lots in launch_groups(cover.lots):
         cover.serve_group(lots)

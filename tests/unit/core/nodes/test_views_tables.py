@@ -48,9 +48,23 @@ def test_a_table_that_no_change_concerns_stays_the_same_object() -> None:
     selected, groups = nodes.table(IN_ZONE_A), nodes.table(BY_POOL_AND_ZONE)
     elsewhere = msgspec.structs.replace(views[0], zone="zone-c", pool=None)
     far = NodeIndex.of((elsewhere, *views[1:]))
-    near, groups = far.table(IN_ZONE_A), far.table(BY_POOL_AND_ZONE)
+    near, groups, counts = far.table(IN_ZONE_A), far.table(BY_POOL_AND_ZONE), far.table(COUNTS)
     assert [view.name for view in selected] == ["n00", "n01", "n02"]
     assert [view.name for view in groups["zone-c"]] == ["n00"]
     moved = far.replaced([elsewhere], [msgspec.structs.replace(elsewhere, zone="zone-d")], {})
     assert moved.table(IN_ZONE_A) is near
+    again = far.replaced([elsewhere], [msgspec.structs.replace(elsewhere, pool="other")], {})
+    assert again.table(COUNTS) is counts
     assert far.replaced([], [], far.pods) is far
+
+
+def test_a_table_that_is_not_read_holds_few_changes() -> None:
+    """It is built again after as many as half of the views, so they are not kept for longer."""
+    nodes = NodeIndex.of(_views(24))
+    nodes.table(COUNTS)
+    lengths = []
+    for number in range(100):
+        nodes = nodes.replaced(nodes[:1], [msgspec.structs.replace(nodes[0], zone=f"zone-{number}")], nodes.pods)
+        lengths.append(len(vars(nodes)["_steps"]))
+    assert max(lengths) == 12
+    assert nodes.table(COUNTS) == {"zone-a": 23, "zone-99": 1}

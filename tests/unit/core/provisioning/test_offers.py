@@ -15,10 +15,15 @@ from tests.support.stories import (
     pod,
     policy,
     provider_id,
+    record,
 )
 
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.provisioning.offers import OfferCatalog, OfferedNodes
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeGone, NodeObserved
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated
 from gpu_autoscaler.model import labels
@@ -53,6 +58,20 @@ def test_a_promised_label_is_used_until_a_node_lacks_it() -> None:
     assert bought(asking, under=VISION) == [SPOT.key]
     assert bought(asking, node("n1", labels={"team": "vision"}), pod("b", on="n1", gpus=8), under=VISION) == [SPOT.key]
     assert bought(asking, node("n1"), under=VISION) == [ON_DEMAND.key]
+
+
+def test_offered_nodes_are_derived_again_only_for_another_delivered_node() -> None:
+    """A pod that ended on the node is no reason, one of the node itself is: it takes from what is for work."""
+
+    def offered(state: ClusterState) -> OfferedNodes:
+        return OfferCatalog(Draft.start(state, T0, VISION), state, VISION).nodes
+
+    state = given(node("n1"), pod("a", on="n1"), on_sale(SPOT))
+    before = offered(state)
+
+    ended, daemon = pod("a", on="n1", phase="succeeded", version=2), pod("b", on="n1", owner_kind="DaemonSet")
+    assert offered(fold(state, record(ended))) is before
+    assert offered(fold(state, record(daemon))) is not before
 
 
 def test_a_label_of_delivered_nodes_is_learned() -> None:

@@ -2,9 +2,10 @@
 
 import msgspec
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, given, job, offer, on_sale, policy
+from tests.support.stories import HOUR, MINUTE, SECOND, T0, given, job, offer, on_sale, policy
 
 from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.next_change import TrackedInstant
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.provisioning_settings import PricePolicy
 from gpu_autoscaler.core.provisioning.price_age import oldest_seconds
@@ -12,6 +13,7 @@ from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown, WatchStale
 
+SHORT = PricePolicy(age_seconds_max=6 * MINUTE.total_seconds(), is_stale_price_allowed=False)
 STRICT = PricePolicy(age_seconds_max=HOUR.total_seconds(), is_stale_price_allowed=False)
 OLD = msgspec.structs.replace(offer(usd_per_hour=0.1), price_source="file of prices", priced_at=T0 - 7 * HOUR)
 UNPRICED = msgspec.structs.replace(OLD, price_micro_usd_per_hour=None)
@@ -57,6 +59,18 @@ def test_an_old_list_has_old_prices() -> None:
     """Its prices were fresh when it was sampled."""
     assert bought(made(FRESH, age=59 * MINUTE)) == [FRESH]
     assert bought(made(FRESH, age=61 * MINUTE)) == []
+
+
+def test_no_price_is_read_while_nothing_waits() -> None:
+    """So its age changes no plan, and no plan is made because of it."""
+    changes = []
+    for demand in ((), (job("train"),)):
+        as_of = TrackedInstant.of(T0 + 5 * MINUTE)
+        plan(given(*demand, on_sale(FRESH, at=T0), as_of=as_of.plain), policy(prices=SHORT), as_of)
+        changes.append(as_of.next_change_at)
+    idle, waiting = changes
+    assert idle is not None and waiting is not None  # noqa: PT018 - for the type checker
+    assert waiting <= T0 + 6 * MINUTE + SECOND < idle
 
 
 def test_the_plan_check_rejects_stale_prices() -> None:

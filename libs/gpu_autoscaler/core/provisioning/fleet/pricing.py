@@ -70,26 +70,24 @@ def shadow_prices(problem: FleetProblem, usable: Bools) -> ShadowPrices:
     split /= _row_sums(split)[:, None]
     demand = (problem.requests * problem.counts[:, None]).astype(np.float64)
     requests, barred = problem.requests.astype(np.float64), np.where(usable, 0.0, np.inf)
-    looked_at = np.arange(problem.cost.size)
     best, best_floor = ShadowPrices(np.zeros(problem.counts.size), split * per_share), 0.0
-    rounds_count = _rounds(*usable.shape)
+    rounds_count, near = _rounds(*usable.shape), np.arange(problem.cost.size)
     for number in range(rounds_count + 1):
         is_full = number % _FULL_EVERY_ROUNDS == 0
-        if is_full:
-            looked_at = np.arange(problem.cost.size)
-        costs = _costs(requests, split[looked_at] * per_share[looked_at]) + barred[:, looked_at]
+        looked_at = slice(None) if is_full else near
+        per_amount = split[looked_at] * per_share[looked_at]
+        costs = _costs(requests, per_amount) + barred[:, looked_at]
         cheapest = costs.argmin(axis=1)
         by_class = costs[np.arange(cheapest.size), cheapest]
         if is_full:
-            candidate = ShadowPrices(by_class, split * per_share)
+            candidate = ShadowPrices(by_class, per_amount)
             floor = candidate.floor(problem.counts)
             if floor > best_floor:
                 best, best_floor = candidate, floor
             if number == rounds_count:
                 break
-            looked_at = np.flatnonzero((costs <= by_class[:, None] * _NEAR_RATIO).any(axis=0))
-            cheapest = np.searchsorted(looked_at, cheapest)
-        _move(split, looked_at[cheapest], demand, per_share, number)
+            near = np.flatnonzero((costs <= by_class[:, None] * _NEAR_RATIO).any(axis=0))
+        _move(split, cheapest if is_full else near[cheapest], demand, per_share, number)
     return best
 
 
