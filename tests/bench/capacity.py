@@ -1,13 +1,15 @@
-"""V5: one decision for 10,000 pods that wait, beside Karpenter's own scheduler on the same case in the same run.
+"""V5: the decision for 10,000 pods that wait, beside Karpenter's own scheduler on the same case.
 
-Ours is the whole `plan`, from facts to decisions, with and without the plan check, and the choice of the fleet alone.
-A separate check (`peers/kept.py`) verifies each fleet. Karpenter's time runs from its topology to its claims. Then one
-more pod is added to the ten thousand running ones. Prices on both sides include 0.10 USD/h of overhead per node.
+Ours are whole plans, as many as the decisions fill, from facts to decisions, with and without the plan check; and the
+choice of the fleet alone. A separate check (`peers/kept.py`) verifies each fleet. Karpenter's time runs from its
+topology to its claims. It takes minutes, so its answer is kept for the next run (`peers/scheduler.py`). Then one more
+pod is added to the ten thousand running ones. Prices on both sides include 0.10 USD/h of overhead per node.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +27,7 @@ from tests.bench.peers.case import (
 )
 from tests.bench.peers.case import with_nodes as among_nodes
 from tests.bench.peers.kept import Node, mistakes
-from tests.support.stories import T0, given, node, on_sale, pod, policy, record
+from tests.support.stories import T0, given, node, on_sale, planned, pod, policy, record
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
@@ -34,10 +36,11 @@ from gpu_autoscaler.core.provisioning.fleet.solver import cheapest_fleet
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
+from gpu_autoscaler.model.reasons.defer_waits import PlanFull
 
 TIMES_FASTER_MIN = 40.0
 COST_RATIO_MAX = {"plain": 0.84, "diverse": 0.145}
-ONE_MORE_DIVISOR_MIN = 4_000.0
+ONE_MORE_DIVISOR_MIN = {"plain": 8_000.0, "diverse": 5_000.0}
 NODES_COUNT = 1_000
 ONE_MORE_RUNS_COUNT = 9
 _POLICY = policy(nodes_count_max=10 * PODS_COUNT)
@@ -84,22 +87,23 @@ def _of_fleet(name: str, kind: str, case: Case, peer: scheduler.Answer | None) -
 
 
 def _of_plan(name: str, kind: str, case: Case, peer: scheduler.Answer | None) -> list[Line]:
-    """The whole plan, from state to decisions."""
+    """All plans, from state to decisions."""
     state = state_of(case)
-    made_plan, seconds, cpu_seconds = _timed(lambda: plan(state, _POLICY, T0))
-    nodes = _bought(case, made_plan)
+    plans, seconds, cpu_seconds = _timed(lambda: _plans(state))
+    nodes = [entry for made_plan, _ in plans for entry in _bought(case, made_plan)]
     placed = {told["name"] for _, _, pods in nodes for told in pods}
-    assert len(placed) + len(made_plan.deferred) == len(case["pods"]), "each pod is bought for, or its room is named"
+    named = {held.subject.removeprefix("pod/uid-") for held in plans[-1][0].deferred}
+    assert placed | named == {told["name"] for told in case["pods"]}, "each pod is bought for, or its room is named"
     remaining = {**case, "pods": [told for told in case["pods"] if told["name"] in placed]}
     assert not mistakes(remaining, nodes), mistakes(remaining, nodes)[:5]
-    mistakes_told, _, opinion_seconds = _timed(lambda: check(made_plan, state, _POLICY))
-    assert not mistakes_told, mistakes_told[:5]
+    violations, _, opinion_seconds = _timed(lambda: [found for entry in plans for found in check(*entry, _POLICY)])
+    assert not violations, violations[:5]
     checked_seconds = cpu_seconds + opinion_seconds
     if peer is None:
         return [
             Line(case=f"{name} time", value=cpu_seconds, unit="s CPU", against=f"{checked_seconds:.3g} s with check"),
             Line(case=f"{name} cost", value=_usd_per_hour(nodes), unit="USD/h", against=f"{len(nodes)} nodes"),
-            *([] if case["nodes"] else _of_one_more(name, case, nodes, peer)),
+            *([] if case["nodes"] else _of_one_more(name, kind, case, nodes, peer)),
         ]
     lines = _beside(name, kind, peer, _usd_per_hour(nodes), seconds, cpu_seconds)
     faster = peer.cpu_seconds / checked_seconds
@@ -110,7 +114,18 @@ def _of_plan(name: str, kind: str, case: Case, peer: scheduler.Answer | None) ->
             target=f">= {TIMES_FASTER_MIN:g}", met=faster >= TIMES_FASTER_MIN,
         )
     )  # fmt: skip
-    return lines if case["nodes"] else [*lines, *_of_one_more(name, case, nodes, peer)]
+    return lines if case["nodes"] else [*lines, *_of_one_more(name, kind, case, nodes, peer)]
+
+
+def _plans(state: ClusterState) -> list[tuple[Plan, ClusterState]]:
+    """Return the plans for all pods, each with its state: a plan holds a limited number of decisions."""
+    plans: list[tuple[Plan, ClusterState]] = []
+    while True:
+        made_plan = plan(state, _POLICY, T0 + timedelta(seconds=len(plans)))
+        plans.append((made_plan, state))
+        if not any(isinstance(held.reason, PlanFull) for held in made_plan.deferred):
+            return plans
+        state = fold(state, record(planned(*made_plan.decisions, plan_id=f"plan-{len(plans)}", at=made_plan.as_of)))
 
 
 def _beside(
@@ -132,7 +147,7 @@ def _beside(
     ]  # fmt: skip
 
 
-def _of_one_more(name: str, case: Case, nodes: list[Node], peer: scheduler.Answer | None) -> list[Line]:
+def _of_one_more(name: str, kind: str, case: Case, nodes: list[Node], peer: scheduler.Answer | None) -> list[Line]:
     """The ten thousand run on what was bought for them; one pod more comes."""
     ground = _running(case, nodes)
     plan(ground, _POLICY, T0)
@@ -145,12 +160,12 @@ def _of_one_more(name: str, case: Case, nodes: list[Node], peer: scheduler.Answe
     median = sorted(times)[len(times) // 2]
     if peer is None:
         return [Line(case=f"{name} one more", value=median * 1e3, unit="ms CPU", against="10,000 pods that run")]
-    divisor = peer.cpu_seconds / median
+    divisor, least = peer.cpu_seconds / median, ONE_MORE_DIVISOR_MIN[kind]
     return [
         Line(
             case=f"{name} one more", value=divisor, unit="x faster",
             against=f"{median * 1e3:.3g} ms CPU beside all of it",
-            target=f">= {ONE_MORE_DIVISOR_MIN:g}", met=divisor >= ONE_MORE_DIVISOR_MIN,
+            target=f">= {least:g}", met=divisor >= least,
         )
     ]  # fmt: skip
 

@@ -50,13 +50,21 @@ def built() -> Path:
 
 
 def decide(case: dict[str, Any]) -> Answer:
-    """Let it decide on the case, on every core there is."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(case, file)
-        file.flush()
-        command = [str(built()), file.name]
-        answered = subprocess.run(command, check=True, capture_output=True, timeout=_DECIDE_SECONDS_MAX)
-    return msgspec.json.decode(answered.stdout, type=Answer)
+    """Let it decide on the case, on every core there is: minutes of processor time.
+
+    The answer is kept beside the program, for this program and case, until its file is deleted.
+    """
+    program, asked = built(), json.dumps(case).encode()
+    kept = program.with_name(f"{program.name}-{hashlib.sha256(asked).hexdigest()[:16]}.json")
+    if not kept.exists():
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            file.write(asked)
+            file.flush()
+            command = [str(program), file.name]
+            answered = subprocess.run(command, check=True, capture_output=True, timeout=_DECIDE_SECONDS_MAX)
+        answer = msgspec.json.decode(answered.stdout, type=Answer)
+        kept.write_bytes(msgspec.json.encode(answer))
+    return msgspec.json.decode(kept.read_bytes(), type=Answer)
 
 
 if __name__ == "__main__":
