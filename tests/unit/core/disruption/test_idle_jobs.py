@@ -107,6 +107,20 @@ def test_a_job_that_holds_memory_and_computes_nothing_is_idle() -> None:
     assert [one.job_id for one in ended(minutes("n1", 60, busy=0.0, pods=HELD, sick=memory), *other)] == ["train"]
 
 
+@pytest.mark.parametrize(("busy_slice", "canceled"), [(2, ["train"]), (1, [])])
+def test_a_job_of_mig_slices_is_idle_with_its_own_slices(busy_slice: int, canceled: list[str]) -> None:
+    """Another slice of the same GPU may work; telemetry has an entry for each slice."""
+    profile = "nvidia.com/mig-1g.5gb"
+    held = pod("a", on="n1", slices={profile: 2}, owner_kind="Job", job_id="train", annotations=GRACE_IS_OVER)
+    other = pod("b", on="n1", slices={profile: 1})
+    works = {busy_slice: {"utilization_ratio_mean": 0.9, "utilization_ratio_max": 0.9}}
+    holders = {0: "default/a", 1: "default/a", 2: "default/b"}
+    telemetry = minutes("n1", 60, busy=0.03, pods=holders, sick=works)
+    train = job("train", gpus=0, placed_on=("n1",), is_running=True)
+    state = given(node("n1", slices={profile: 7}), train, held, other, telemetry, as_of=NOW)
+    assert [act.job_id for act in cancellations(state, ON, NOW)] == canceled
+
+
 def test_a_protected_job_is_not_canceled() -> None:
     """The annotation is that of moves."""
     keep = {"karpenter.sh/do-not-disrupt": "true"}
