@@ -17,6 +17,8 @@ from gpu_autoscaler.events.fact import Fact
 
 _API = "$JS.API"
 _FACT_STREAMS = frozenset(fact.stream() for fact in FACTS)
+# Of one connection, whoever it is: ours have some dozens, and a stolen login fills no memory of the server.
+SUBSCRIPTIONS_COUNT_MAX = 1000
 CALLOUT_SECONDS_MAX = 5  # how long the server waits for the answer of an auth callout
 STOCK_INBOXES = "_INBOX.>"  # the default inbox prefix of client libraries
 
@@ -180,6 +182,7 @@ def server_text(users: Mapping[str, Permissions], *, callout_issuer: str | None 
     "Variables" (read 2026-11-21).
     """
     lines = [
+        f"max_subscriptions: {SUBSCRIPTIONS_COUNT_MAX}",
         "mappings {",
         *(f'  "{source}": "{target}"' for source, target in MAPPINGS.items()),
         "}",

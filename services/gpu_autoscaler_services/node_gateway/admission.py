@@ -11,7 +11,7 @@ import structlog
 from gpu_autoscaler.bus.nats.auth_callout import Issuer, Login, read_login
 from gpu_autoscaler.bus.nats.requests import Request
 from gpu_autoscaler.bus.permissions import CALLOUT_SECONDS_MAX, of_requester
-from gpu_autoscaler.cloudmeta.reports import REPORT_BYTES_MAX, instance_token, report_subject, watcher_inbox
+from gpu_autoscaler.cloudmeta.reports import instance_token, report_subject, watcher_inbox
 from gpu_autoscaler.kube.protocol import NODES, Kind, NotFound, ObjectT
 from gpu_autoscaler.model.errors import AutoscalerError, InvalidFact, PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
@@ -175,5 +175,4 @@ class Callout:
             permissions=of_requester(report_subject(provider_id), inbox=watcher_inbox(provider_id)),
             at=now,
             ends_at=now + LOGIN_LIFE * self._life_share(),
-            bytes_max=REPORT_BYTES_MAX,
         )

@@ -1,5 +1,6 @@
 """The auth callout on a real broker. The API server's own answers are in tests/integration/kube/test_node_logins.py."""
 
+import asyncio
 import json
 import stat
 import subprocess
@@ -15,7 +16,8 @@ from tests.support.node_watchers import gateway, serving_broker, until
 
 from gpu_autoscaler.bus.nats.auth_callout import Issuer, new_issuer_seed, read_login
 from gpu_autoscaler.bus.nats.link import abort
-from gpu_autoscaler.cloudmeta.reports import report_subject, watcher_inbox
+from gpu_autoscaler.bus.permissions import SUBSCRIPTIONS_COUNT_MAX
+from gpu_autoscaler.cloudmeta.reports import REPORT_BYTES_MAX, report_subject, watcher_inbox
 from gpu_autoscaler.kube.protocol import Kind, NotFound, ObjectT
 from gpu_autoscaler.model.errors import ConfigError, InvalidFact, PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
@@ -79,6 +81,32 @@ async def test_a_login_is_for_one_instance(tmp_path: Path) -> None:
         await client.flush()
         await until(lambda: len(denied) == 2)
         await client.close()
+
+
+async def test_what_a_stolen_login_can_fill_is_limited(tmp_path: Path) -> None:
+    """The gateway refuses large reports with the reason; the server closes a connection with too many subscriptions."""
+    own, closed = ProviderId("aws:///a/i-n1"), asyncio.Event()
+
+    async def on_closed() -> None:
+        closed.set()
+
+    async def on_error(_: Exception) -> None:
+        """The connection is closed."""
+
+    async with serving_broker(tmp_path, with_callout=True) as broker, gateway(broker, Api("n1"), account=ACCOUNT):
+        client = await nats.connect(
+            broker.url(), token="n1", inbox_prefix=watcher_inbox(own), allow_reconnect=False,
+            closed_cb=on_closed, error_cb=on_error,
+        )  # fmt: skip
+        answer = await client.request(report_subject(own), bytes(REPORT_BYTES_MAX + 1), timeout=5)
+        assert b"at most 16384 are allowed" in answer.data
+        for number in range(SUBSCRIPTIONS_COUNT_MAX - 1):  # one is the inbox
+            await client.subscribe(f"{watcher_inbox(own)}.{number}")
+        await client.flush()
+        assert not client.is_closed
+        await client.subscribe(f"{watcher_inbox(own)}.more")
+        await asyncio.wait_for(closed.wait(), 10)
+        assert "maximum subscriptions exceeded" in str(client.last_error).lower()
 
 
 REVIEWED: dict[str, dict[str, Any]] = {

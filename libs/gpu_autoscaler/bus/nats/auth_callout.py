@@ -20,7 +20,6 @@ from gpu_autoscaler.model.errors import ConfigError, InvalidFact
 
 CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
 ACCOUNT = "$G"  # of a server without accounts
-SUBSCRIPTIONS_COUNT_MAX = 2
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError)
 
 
@@ -99,18 +98,20 @@ class Issuer:
         except OSError as exc:
             raise ConfigError("auth callout", [f"seed not read from {path}: {exc.strerror}"]) from exc
 
-    def accept(
-        self, login: Login, *, name: str, permissions: Permissions, at: datetime, ends_at: datetime, bytes_max: int
-    ) -> bytes:
-        """Return the answer that lets the client in until `ends_at` (wall time), with these permissions only."""
+    def accept(self, login: Login, *, name: str, permissions: Permissions, at: datetime, ends_at: datetime) -> bytes:
+        """Return the answer that lets the client in until `ends_at` (wall time), with these permissions only.
+
+        The server applies no limits of an answer (-1), only its own. Source: nats-server, server/auth_callout.go and
+        `applyAccountLimits` in server/client.go (read 2026-11-28).
+        """
         user = {
             "type": "user",
             "version": 2,
             "pub": {"allow": list(permissions.publish)},
             "sub": {"allow": list(permissions.subscribe)},
-            "subs": SUBSCRIPTIONS_COUNT_MAX,
+            "subs": -1,
             "data": -1,
-            "payload": bytes_max,
+            "payload": -1,
         }
         claims = {"name": name, "aud": ACCOUNT, "exp": int(ends_at.timestamp()), "nats": user}
         return self._answer(login, at, {"jwt": self._signed(claims, login.user_key, at)})
