@@ -130,3 +130,16 @@ async def test_a_start_reads_open_charges_only(store: CountedStore) -> None:
     tracker = CostTracker(StateView(), store, instances_without_price=Metrics("t").instances_without_price)
     await tracker.on_tick(T0 + HOUR)
     assert set(tracker._charges) == {"open"}
+
+
+async def test_a_step_passes_a_limited_number_of_instances(
+    store: CountedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have only their last span, which stays; the next step goes on behind them."""
+    monkeypatch.setattr("gpu_autoscaler.store.retention.PASSED_COUNT_MAX", 2)
+    spans = [span(0, provider_id=f"i-{number}") for number in range(3)]
+    await store.charge(spans)
+    for each in spans:
+        await store.confirm_charge(each)
+    assert await store.roll_up(before=T0 + 3 * DAY, after="") == "i-1"
+    assert await store.roll_up(before=T0 + 3 * DAY, after="i-1") is None

@@ -27,6 +27,7 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.store.sqlite import SqliteStore
+from gpu_autoscaler_services.cost_tracker.holdings import WINDOWS_COUNT_MAX
 from gpu_autoscaler_services.cost_tracker.service import CostTracker, span_seconds
 from gpu_autoscaler_services.scaler.living import living
 
@@ -358,20 +359,47 @@ async def test_used_cost_averages_the_minutes_of_a_span(bench: Bench) -> None:
     assert span.shares[0].used_micro_usd == span.shares[0].allocated_micro_usd * 3 // 4
 
 
+async def test_telemetry_of_a_limited_number_of_minutes_is_kept(bench: Bench) -> None:
+    """Where the cloud's lists fail for hours, the last minutes stand for the others."""
+    bench.record_stories(instance(), node(), pod("a", on="n", gpus=8))
+    for minute in range(2 * WINDOWS_COUNT_MAX):
+        bench.record_stories(summary(minute, float(minute < WINDOWS_COUNT_MAX)))
+    end = T0 + 2 * WINDOWS_COUNT_MAX * MINUTE
+    bench.record_stories(listed(end))
+    (span,) = await bench.tick(end)
+    assert isinstance(span, CostAccrued)
+    assert (span.to_at, span.shares[0].used_micro_usd) == (end, 0)
+
+
 @pytest.mark.parametrize(("instances_count", "seconds"), [(1, 60.0), (100, 60.0), (400, 240.0), (10_000, 600.0)])
 def test_spans_of_many_instances_are_longer(instances_count: int, seconds: float) -> None:
     """A hundred spans a minute, whatever the size of the fleet, but none so long that the ledger counts as stale."""
     assert span_seconds(instances_count) == seconds < LEDGER_SECONDS_MAX - 2 * MINUTE.total_seconds()
 
 
+def instances(ids: Iterable[ProviderId]) -> tuple[TimedFact, ...]:
+    """Return the cloud's observations of these instances."""
+    (first,) = (item.fact for item in instance())
+    assert isinstance(first, NodeInstanceObserved)
+    return tuple(TimedFact(msgspec.structs.replace(first, provider_id=provider_id), T0) for provider_id in ids)
+
+
+async def test_a_tick_publishes_a_limited_number_of_spans(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are charged at once; the others are published when these are confirmed."""
+    monkeypatch.setattr("gpu_autoscaler_services.cost_tracker.service.PUBLISHED_COUNT_MAX", 2)
+    ids = tuple(ProviderId(f"sim:///a/i-{number}") for number in range(3))
+    at = T0 + MINUTE
+    bench.record_stories(instances(ids), (TimedFact(NodeInstanceListed(provider_ids=ids, listed_at=at), at),))
+    assert len(await bench.tick(at)) == 2
+    assert len(await bench.spans()) == 3
+    await bench.echo()
+    assert len(await bench.tick(at)) == 1
+
+
 async def test_a_large_fleet_has_few_spans(bench: Bench) -> None:
     """300 instances are charged every three minutes, and to the last micro-dollar when they end."""
     ids = [ProviderId(f"sim:///a/i-{number}") for number in range(300)]
-    (first,) = (item.fact for item in instance())
-    assert isinstance(first, NodeInstanceObserved)
-    bench.record_stories(
-        tuple(TimedFact(msgspec.structs.replace(first, provider_id=provider_id), T0) for provider_id in ids)
-    )
+    bench.record_stories(instances(ids))
     for minute in range(1, 7):
         at = T0 + minute * MINUTE
         bench.record_stories((TimedFact(NodeInstanceListed(provider_ids=tuple(ids), listed_at=at), at),))

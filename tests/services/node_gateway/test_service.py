@@ -6,15 +6,17 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+from tests.support.purchases import drained
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, node, provider_id, record
 from tests.support.timed_facts import TimedFact
 
 from gpu_autoscaler.bus.nats.requests import Request
-from gpu_autoscaler.cloudmeta.reports import ReportAnswer, report_subject
+from gpu_autoscaler.cloudmeta.reports import DRAINED_COUNT_MAX, ReportAnswer, report_subject
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.scaling import ScalingNodeDrained
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotRebalanceRecommended
-from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler_services.node_gateway.service import (
     INSTANCES_WAITING_MAX,
@@ -30,6 +32,19 @@ DEADLINE = T0 + 2 * MINUTE
 def shown(at: datetime = DEADLINE) -> dict[str, Any]:
     """A notice as EC2's metadata shows it."""
     return {"kind": "terminate", "provider_event": at.isoformat(), "reclaim_at": at.isoformat()}
+
+
+def emptied(name: str) -> Story:
+    """No workload pod is left on the node of this name."""
+    fact = ScalingNodeDrained(
+        action_id=ActionId(f"drain-{name}"),
+        plan_id=PlanId(f"plan-drain-{name}"),
+        node_uid=NodeUid(f"uid-{name}"),
+        node_name=name,
+        provider_id=provider_id(f"buy-{name}"),
+        drained_at=T0 + MINUTE,
+    )
+    return (TimedFact(fact, T0 + MINUTE),)
 
 
 class Desk:
@@ -175,3 +190,12 @@ async def test_reports_are_limited_and_taken_in_batches() -> None:
     assert desk.outcomes.count("dropped") == 5
     await desk.take()
     assert len(desk.answers) == REPORTS_AT_ONCE_MAX
+
+
+async def test_an_answer_names_a_limited_number_of_drained_instances() -> None:
+    """The last ones: an event of many machines is approved as they are drained."""
+    names = [f"n{number:03}" for number in range(DRAINED_COUNT_MAX + 3)]
+    desk = Desk(*(story for name in names for story in (drained(name), emptied(name))))
+    await desk.report({"needs_drained": True})
+    await desk.report({})
+    assert [answer.drained for answer in desk.answers] == [tuple(provider_id(f"buy-{name}") for name in names[3:]), ()]

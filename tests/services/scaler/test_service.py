@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 from tests.support.stories import (
     HOUR,
@@ -256,6 +257,22 @@ async def test_open_decisions_are_read_from_recent_plans() -> None:
     (restored,) = outcome.facts
     assert isinstance(restored, ScalingDecisionsRestored)
     assert [past.decision.action_id for past in restored.past] == ["buy-1", "buy-2"]
+
+
+async def test_a_limited_number_of_plans_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones: at two plans a second they are those of most of an hour."""
+    monkeypatch.setattr("gpu_autoscaler_services.scaler.recovery.PLANS_COUNT_MAX", 2)
+    monkeypatch.setattr("gpu_autoscaler_services.scaler.recovery._PAGE_COUNT", 1)
+    store = MemoryStore(Tables())
+    for number in range(4):
+        decided = planned(purchase(f"buy-{number}"), plan_id=f"plan-{number}")[0].fact
+        assert isinstance(decided, ScalingPlanMade)
+        await store.record_plan(decided, made_at=T0)
+    outcome = await DecisionRecovery(store, policy()).before_first_plan(given(as_of=T0), T0)
+    assert outcome is not None
+    (restored,) = outcome.facts
+    assert isinstance(restored, ScalingDecisionsRestored)
+    assert [past.decision.action_id for past in restored.past] == ["buy-2", "buy-3"]
 
 
 async def test_policy_change_is_published_before_its_first_plan() -> None:

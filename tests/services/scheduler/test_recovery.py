@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import pytest
 from tests.services.scheduler.test_service import TRAIN, Bench, bench
 from tests.support.stories import MINUTE, T0, TimedFact, given, job, request
 
@@ -33,6 +34,16 @@ async def test_stored_job_is_published_until_stream_has_it(bench: Bench) -> None
     assert await before.jobs(EMPTY_STATE, T0 + MINUTE) == [queued]
     assert await before.jobs(EMPTY_STATE, T0 + MINUTE) == [queued], "the stream did not take it"
     assert await before.jobs(bench.view.state, T0 + MINUTE) == []
+
+
+async def test_a_tick_restores_a_limited_number_of_jobs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest follows with the next ticks."""
+    monkeypatch.setattr("gpu_autoscaler_services.scheduler.recovery.SAID_COUNT_MAX", 2)
+    queued = [(await bench.handle(request(name))).facts[0] for name in ("a", "b", "c")]
+    before = recovery(bench)
+    assert await before.jobs(EMPTY_STATE, T0) == queued[:2]
+    known = given(tuple(TimedFact(fact, T0) for fact in queued[:2]))
+    assert await before.jobs(known, T0) == queued[2:]
 
 
 async def test_finished_job_is_not_published_again(bench: Bench) -> None:

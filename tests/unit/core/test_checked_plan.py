@@ -119,6 +119,14 @@ def rejections_only(state: ClusterState) -> ClusterState:
     return replace(cluster(), rejections=state.rejections)
 
 
+def test_the_sentence_of_a_rejection_is_cut(plant: Callable[[Bug], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan stays small, whatever its violations name."""
+    monkeypatch.setattr(module, "VIOLATION_LENGTH_MAX", 20)
+    plant(misprice)
+    (rejection,) = accepted(checked_plan(cluster(), RULES, LATER)).rejected
+    assert len(rejection.violation) == 20
+
+
 def test_sound_plan_is_left_as_it_is() -> None:
     """Nothing is set aside, and the plan is byte for byte that of the planner."""
     state = cluster()

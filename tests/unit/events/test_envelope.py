@@ -3,12 +3,13 @@
 from datetime import timedelta
 
 import pytest
+import structlog
 from tests.support.runners import Place, Probe, running, until
 from tests.support.stories import T0, notice
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE
-from gpu_autoscaler.events.envelope import AHEAD_MAX, Envelope, Recorded, recorded
+from gpu_autoscaler.events.envelope import AHEAD_MAX, Envelope, Recorded, encode, recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.pod import PodWatched
 from gpu_autoscaler.events.spot import SpotNoticeReceived
@@ -81,3 +82,20 @@ async def test_a_reader_reports_the_publisher() -> None:
         await place.say(notice("n1", reclaim_at=place.now() + HOUR, at=said_at)[0].fact, at=said_at)
         await until(lambda: bool(reader.view.state.notices))
         assert runner.metrics.facts_dated_ahead.labels("spot")._value.get() == 1.0
+
+
+async def test_a_publisher_is_reported_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limited number of publishers is remembered: with one too many, all are reported again."""
+    monkeypatch.setattr("gpu_autoscaler.runtime.loop_context.CLOCK_SOURCES_COUNT_MAX", 2)
+    place, reader = Place(), Reader()
+    sources = ("/a", "/b", "/a", "/c", "/a")
+    with structlog.testing.capture_logs() as lines:
+        async with running(place, reader):
+            for number, source in enumerate(sources):
+                at = place.now() + 8 * HOUR
+                fact = notice(f"n{number}", reclaim_at=at, at=at)[0].fact
+                envelope = Envelope(id=FactId(f"{number}"), source=source, time=at, fact=fact)
+                await place.send(fact.subject(), encode(envelope), envelope.id)
+            await until(lambda: len(reader.view.state.notices) == len(sources))
+    reported = [line["source"] for line in lines if line["event"].startswith("clock of a publisher")]
+    assert reported == ["/a", "/b", "/c", "/a"]

@@ -3,9 +3,10 @@
 import pytest
 from msgspec.structs import replace
 from tests.support.braked_fleet import BROKE, BrakedFleet, braked, forced, noticed
-from tests.support.stories import HOUR, MINUTE, T0, given, instance, policy, purchase
+from tests.support.stories import HOUR, MINUTE, T0, TimedFact, given, instance, policy, purchase
 
 from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.intake.directives import BRAKE_RELEASES_COUNT_MAX
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
@@ -280,6 +281,14 @@ def test_a_resume_of_an_earlier_trip_ends_no_later_one() -> None:
 
     assert tripped_brake(world.state) is not None
     assert forced(world.plan()) == []
+
+
+def test_resumes_of_a_limited_number_of_trips_are_kept() -> None:
+    """The earliest trip is forgotten first."""
+    trips = [T0 + number * MINUTE for number in range(BRAKE_RELEASES_COUNT_MAX + 2)]
+    resumes = [PolicyDirectiveLifted(key=BRAKE, lifted_by="ada", lifted_at=at, tripped_at=at) for at in trips]
+    state = given(tuple(TimedFact(resume, resume.lifted_at) for resume in resumes))
+    assert list(state.brake_releases.values()) == resumes[2:]
 
 
 def test_switching_the_brake_off_releases_what_it_holds() -> None:

@@ -7,7 +7,7 @@ from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, nod
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.explain.status import StatusView, node_line, pod_line
-from gpu_autoscaler.core.intake.directives import active_facts, violations_of
+from gpu_autoscaler.core.intake.directives import DIRECTIVES_COUNT_MAX, active_facts, violations_of
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
@@ -202,3 +202,11 @@ def test_old_directives_are_pruned() -> None:
         given_directive(PausePool(pool="default"), at=T0 + 24 * HOUR, until=T0 + 30 * HOUR),
     )
     assert list(state.directives) == ["pause/default"]
+
+
+def test_the_number_of_directives_is_bounded() -> None:
+    """Beyond the limit the one that ends first is removed."""
+    pools = [f"p{number:03}" for number in range(DIRECTIVES_COUNT_MAX + 2)]
+    ends = {pool: NOW + number * MINUTE for number, pool in enumerate(pools)}
+    state = given(*(given_directive(PausePool(pool=pool), until=end) for pool, end in ends.items()))
+    assert list(state.directives) == [f"pause/{pool}" for pool in pools[2:]]
