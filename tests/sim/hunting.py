@@ -178,11 +178,6 @@ def hunt(
     )
 
 
-def hunt_alone(bug: Planted, places: Sequence[Place], within: CodeCopy, known: Find | None) -> Find | None:
-    """Return where the invariant monitor alone finds it; None: nowhere."""
-    return _hunt((bug, UNCHECKED), places, within, known, NOTHING_SECONDS_MAX, [])
-
-
 def _hunt(
     bugs: Sequence[Planted],
     places: Sequence[Place],

@@ -44,10 +44,12 @@ FAILURES_SWEPT: Mapping[str, tuple[str, ...]] = {
         "expired plans are not deleted",
     ),
     "Work that waits makes a plan too large": (
+        "what a plan defers is named object by object",
         "a group of deferred objects replaces an earlier one of the same reason",
     ),
     "A plan that the plan check refuses stops everything": ("a plan that the plan check refuses stops every decision",),
     "Launches delay drains": (
+        "launches share two slots with drains",
         "a drain that waits keeps later drains waiting",
         "launches share consumer and slots with drains",
         "a launch keeps its slot while it waits for the rate limit",

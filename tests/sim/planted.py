@@ -270,6 +270,14 @@ _LEDGER = (
 # 6: a recorded plan can be recomputed; repeated or reordered facts give the same state
 _RECORDS = (
     Planted(
+        "what a plan defers is named object by object",
+        6,
+        f"{_SCALER}/service.py",
+        "        made = self._plan_made(grouped(planned, state), cut)\n",
+        "        made = self._plan_made(planned, cut)\n",
+        "calm",
+    ),
+    Planted(
         "a group of deferred objects replaces an earlier one of the same reason",
         6,
         f"{_CORE}/deferred_groups.py",

@@ -23,6 +23,15 @@ EFFECTS = (
         "                max_ack_pending=1,\n",
         profile="notices",
     ),
+    # Sixteen slots are too many for launches of a small cluster: two are as many for it as sixteen for a large one.
+    Planted(
+        "launches share two slots with drains",
+        4,
+        f"{_SCALER}/service.py",
+        "    lanes: ClassVar[tuple[Lane, ...]] = LANES\n",
+        "    concurrency_max: ClassVar[int] = 2\n",
+        profile="slow launches",
+    ),
 )
 
 

@@ -77,6 +77,7 @@ PROFILES: Mapping[str, FaultProfile] = {
         ("broker_away", "launch_slow", "launch_answer_lost", "instance_visible_late", "launch_refused", "two_scalers"),
         6.0,
     ),
+    "slow launches": FaultProfile(("launch_slow", "notice_120", "notice_30"), 40.0, jobs_per_hour=60.0),
     "refusals": FaultProfile(("launch_refused", "launch_throttled", "capacity_gone"), 5.0, jobs_per_hour=40.0),
     "quota of zero": FaultProfile(("quota_zero", "notice_120", "notice_30", "service_killed"), 6.0, jobs_per_hour=40.0),
     "failed boots": FaultProfile(("instance_never_registers", "gpus_never_allocatable", "node_vanished"), 8.0),

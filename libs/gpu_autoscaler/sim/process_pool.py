@@ -256,6 +256,9 @@ class Process:
             self.bus.unread_discarded.append((self.role, stream))
             self.kill()  # the runner ends the process, which starts again and rebuilds its state
             return
+        if 0 < read_up_to < first_sequence - 1:
+            what = f"{stream} has discarded what follows {read_up_to}, and the process reads on from {first_sequence}"
+            self._on_bug(self.role, StateUnreadable(what))
         facts = self.bus.facts[stream]
         unread = facts[max(read_up_to, first_sequence - 1) :]
         new_facts = [recorded for recorded in unread if type(recorded.envelope.fact) in self._folds]

@@ -6,6 +6,8 @@ Invariants of the end of a run are in `quiescence.py`.
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+import msgspec
+
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPlaced, JobPreempted
@@ -32,6 +34,7 @@ from gpu_autoscaler.sim.cluster.objects import Entry
 from gpu_autoscaler.sim.faults.injection import BROKER, KUBERNETES, RECORD, STORE
 from gpu_autoscaler.sim.invariants import (
     BUSY_JOBS_KEPT,
+    DEFERRED_BOUNDED,
     FOREIGN_NODES_UNTOUCHED,
     FREEZE_OBEYED,
     NO_VOLUNTARY_REMOVAL,
@@ -70,6 +73,7 @@ CALM_SECONDS = 60.0  # without a fault: delayed work has caught up
 NOTICE_PATH = (BROKER, RECORD, KUBERNETES, STORE, "notices", "prices", "pod_watcher", "scaler", "scaler-2")
 WITHDRAWN_SECONDS = 60.0  # until every process knows that a notice was withdrawn
 ORDERED_SECONDS = 180.0  # at most, from the plan that buys a machine to its launch
+DEFERRED_GROUPS_COUNT_MAX, DEFERRED_BYTES_MAX = 200, 64 * 1024  # of a plan, however much work waits
 RUNNING_KNOWN_SECONDS = 90.0  # a pod that has run this long without faults is known to every process
 
 
@@ -302,6 +306,7 @@ class InvariantMonitor(Observer):
                 ONE_PLAN, f"plan #{sequence} has the parent #{plan.parent_sequence}, not #{self._last_plan_sequence}"
             )
         self._last_plan_sequence = sequence
+        self._check_deferred(plan)
         self._withdrawn_notices.on_plan(plan)
         is_calm = self._was_calm_since(self._loop.time())
         self._duplicate_purchases.on_plan(plan, is_calm=is_calm)
@@ -314,6 +319,13 @@ class InvariantMonitor(Observer):
             if drain.is_voluntary and isinstance(drain.reason, NodeIdle):
                 self._check_idle(drain.node_name)
         self._decided.update(decision.action_id for decision in plan.purchases)
+
+    def _check_deferred(self, plan: Plan) -> None:
+        """A plan that grows with the work that waits would become larger than the broker's messages."""
+        groups, bytes_count = len(plan.deferred_groups), len(msgspec.json.encode(plan.deferred_groups))
+        if plan.deferred or groups > DEFERRED_GROUPS_COUNT_MAX or bytes_count > DEFERRED_BYTES_MAX:
+            what = f"{len(plan.deferred)} objects one by one, and {groups} groups of {bytes_count} bytes"
+            self.report(DEFERRED_BOUNDED, f"the plan defers {what}")
 
     def _check_frozen(self, plan_made: ScalingPlanMade) -> None:
         """A frozen cluster buys nothing and removes only what the cloud reclaims."""
