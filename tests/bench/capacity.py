@@ -9,7 +9,7 @@ pod is added to the ten thousand running ones. Prices on both sides include 0.10
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from tests.support.stories import T0, given, node, on_sale, planned, pod, policy
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.fleet.solver import cheapest_fleet
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, Plan
@@ -89,7 +90,7 @@ def _of_fleet(name: str, kind: str, case: Case, peer: scheduler.Answer | None) -
 def _of_plan(name: str, kind: str, case: Case, peer: scheduler.Answer | None) -> list[Line]:
     """All plans, from state to decisions."""
     state = state_of(case)
-    plans, seconds, cpu_seconds = _timed(lambda: _plans(state))
+    plans, seconds, cpu_seconds = _timed(lambda: plans_of(state, _POLICY, T0))
     nodes = [entry for made_plan, _ in plans for entry in _bought(case, made_plan)]
     placed = {told["name"] for _, _, pods in nodes for told in pods}
     named = {held.subject.removeprefix("pod/uid-") for held in plans[-1][0].deferred}
@@ -117,11 +118,11 @@ def _of_plan(name: str, kind: str, case: Case, peer: scheduler.Answer | None) ->
     return lines if case["nodes"] else [*lines, *_of_one_more(name, kind, case, nodes, peer)]
 
 
-def _plans(state: ClusterState) -> list[tuple[Plan, ClusterState]]:
-    """Return the plans for all pods, each with its state: a plan holds a limited number of decisions."""
+def plans_of(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> list[tuple[Plan, ClusterState]]:
+    """Return the plans for all that waits, each with its state: a plan holds a limited number of decisions."""
     plans: list[tuple[Plan, ClusterState]] = []
     while True:
-        made_plan = plan(state, _POLICY, T0 + timedelta(seconds=len(plans)))
+        made_plan = plan(state, policy, as_of + timedelta(seconds=len(plans)))
         plans.append((made_plan, state))
         if not any(isinstance(held.reason, PlanFull) for held in made_plan.deferred):
             return plans
