@@ -3,14 +3,13 @@
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
+from tests.support.accepted import accepted_plan
 from tests.support.money import ledger
 from tests.support.purchases import instance, notice, offer, provider_id, purchase
 from tests.support.stories import node, pod
 from tests.support.timed_facts import EPOCH, T0, Story, TimedFact, record
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.disruption_settings import BrakePolicy, RemovalPolicy
 from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, SpendPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -97,8 +96,7 @@ class BrakedFleet:
         """Plan now on whole lists."""
         self.look()
         self.planned_on = self.state
-        made = plan(self.state, self.rules, self.now)
-        assert check(made, self.state, self.rules) == ()
+        made = accepted_plan(self.state, self.rules, self.now)
         self.plans.append(made)
         name = PlanId(f"plan-{len(self.plans)}")
         self.fact(ScalingPlanMade(plan_id=name, plan=made, cut=Cut(), policy_digest="p", core_digest="c"))

@@ -7,14 +7,13 @@ import random
 from datetime import datetime, timedelta
 
 import msgspec
+from tests.support.accepted import accepted_plan
 from tests.support.money import charged, clusters, ledger
 from tests.support.purchases import instance, on_sale, provider_id
 from tests.support.stories import job, node, pod
 from tests.support.timed_facts import EPOCH, T0, Story, TimedFact, record
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished
@@ -197,8 +196,7 @@ class MoneyWorld:
             self._fact(PodListed(epoch=EPOCH, version=100_000 + self._version, pod_uids=pods, listed_at=self.now)),
             self._fact(NodeInstanceListed(provider_ids=alive, listed_at=self.now)),
         )
-        made = plan(self._state, self._policy, self.now)
-        assert check(made, self._state, self._policy) == ()
+        made = accepted_plan(self._state, self._policy, self.now)
         if made.decisions:
             plan_id = PlanId(f"p{self._number()}")
             told = ScalingPlanMade(plan_id=plan_id, plan=made, cut=Cut(), policy_digest="p", core_digest="c")

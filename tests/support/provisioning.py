@@ -5,15 +5,15 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+from tests.support.accepted import accepted_plan
 from tests.support.stories import T0, Story, TimedFact, given, pod, policy
 from tests.support.timed_facts import EPOCH, resources
 
 from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodProvisioningObserved
-from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, BuyNode, Plan
+from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, Plan
 from gpu_autoscaler.model.demands import (
     BEST_EFFORT_ATOMIC,
     PodSet,
@@ -77,9 +77,7 @@ def consumer(
 def planned_at(at: datetime, *stories: Story, rules: ScalingPolicy = NO_FINALIZERS) -> Plan:
     """Return the plan of these stories; the plan check accepts it."""
     state = given(*stories, as_of=at)
-    made = plan(state, rules, at)
-    assert check(made, state, rules) == ()
-    return made
+    return accepted_plan(state, rules, at)
 
 
 def refusals(state: ClusterState, made: Plan, rules: ScalingPolicy = NO_FINALIZERS) -> list[str]:
@@ -91,11 +89,6 @@ def answers(made: Plan) -> list[tuple[str, bool, str]]:
     """Return the conditions that the plan sets: type, status and reason."""
     acts = (act for act in made.upkeep_decisions if isinstance(act, AnswerProvisioningRequest))
     return [(act.condition, act.is_true, act.code) for act in acts]
-
-
-def bought(made: Plan) -> list[BuyNode]:
-    """Return the purchases of the plan."""
-    return made.purchases
 
 
 def deferrals(made: Plan) -> dict[str, str]:

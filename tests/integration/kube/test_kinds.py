@@ -21,13 +21,12 @@ from tests.controlplane.definitions import needed_definition
 from tests.controlplane.fixtures import kube
 from tests.controlplane.plane import EVERYTHING, ControlPlane, needed_programs, running_plane
 from tests.integration.kube.gangs import gang, members, placed, until
+from tests.support.accepted import accepted_plan
 from tests.support.kube_http import MERGE, Json, KubeHttp
 from tests.support.kube_objects import node
 from tests.support.stories import EPOCH, TimedFact, given, on_sale, policy
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.sources import group_of
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
@@ -132,8 +131,7 @@ def bought(pods: list[PodObserved], as_of: datetime, nodes_count_max: int) -> li
     """Return what the plan buys for these pods on a cluster without nodes; the plan check accepts it."""
     story = tuple(TimedFact(pod, as_of) for pod in pods)
     state, rules = given(story, on_sale(at=as_of), as_of=as_of), policy(nodes_count_max=nodes_count_max)
-    result = plan(state, rules, as_of)
-    assert check(result, state, rules) == ()
+    result = accepted_plan(state, rules, as_of)
     return result.purchases
 
 

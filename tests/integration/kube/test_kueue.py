@@ -20,6 +20,7 @@ from tests.controlplane import kueue_controller
 from tests.controlplane.fixtures import kube
 from tests.controlplane.plane import EVERYTHING, ControlPlane, needed_programs, running_plane
 from tests.integration.kube.gangs import until
+from tests.support.accepted import accepted_plan
 from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_http import MERGE, Json, KubeHttp
 from tests.support.kube_objects import job, node
@@ -28,9 +29,7 @@ from tests.support.stories import policy
 from tests.support.timed_facts import TimedFact, record
 from tests.support.upkeep import steps_of
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.scaling import ScalingPlanMade
@@ -139,8 +138,7 @@ class Autoscaler:
         self._folded_count = len(records)
         if self._state.nodes_synced is None or self._state.pods_synced is None:
             return Plan(as_of=now, parent_sequence=0)
-        made = plan(self._state, self._rules, now)
-        assert check(made, self._state, self._rules) == ()
+        made = accepted_plan(self._state, self._rules, now)
         if made.decisions or made.upkeep_decisions:
             plan_id = PlanId(now.isoformat())
             fact = ScalingPlanMade(plan_id=plan_id, plan=made, cut=Cut(), policy_digest="p", core_digest="c")

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.kube_objects import READY, Json
 from tests.support.kube_objects import node as node_json
 from tests.support.kube_objects import pod as pod_json
@@ -11,10 +12,8 @@ from tests.support.purchases import bought, purchase
 from tests.support.stories import EPOCH, MINUTE, T0, Story, TimedFact, given, job, offer, on_sale, policy
 from tests.support.watch_items import changed, decoded, listed
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import node_views
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
@@ -80,8 +79,7 @@ def waiting(gpus: int, resource: str = "nvidia.com/gpu", **spec: Any) -> Json:  
 
 def decided(state: ClusterState, at: datetime = T0, **changes: Any) -> tuple[AnyDecision, ...]:  # noqa: ANN401
     """Return the decisions of a plan that passes the plan check."""
-    made = plan(state, policy(**changes), at)
-    assert check(made, state, policy(**changes)) == ()
+    made = accepted_plan(state, policy(**changes), at)
     return made.decisions
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import (
     EPOCH,
     HOUR,
@@ -24,7 +25,6 @@ from tests.support.stories import (
     request,
 )
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.explain.status import StatusView, job_line
 from gpu_autoscaler.core.intake.admission import Supply, admit
 from gpu_autoscaler.core.plan import plan
@@ -62,9 +62,7 @@ def placed(state: ClusterState) -> list[tuple[str, ...]]:
 
 def buys(state: ClusterState, under: ScalingPolicy | None = None) -> list[BuyNode]:
     """What the plan buys; accepted by the plan check."""
-    under = under or policy()
-    result = plan(state, under, T0)
-    assert check(result, state, under) == ()
+    result = accepted_plan(state, under, T0)
     return result.purchases
 
 
@@ -153,9 +151,7 @@ def test_elastic_members_use_no_capacity_before_their_gang() -> None:
     """One node is free and nothing may be bought: another job gets the node."""
     frozen = policy(nodes_count_max=1)
     state = given(node("n0"), five(), job("b", gpus=8, at=T0 + SECOND), on_sale(offer()), as_of=T0 + MINUTE)
-    result = plan(state, frozen, T0 + MINUTE)
-
-    assert check(result, state, frozen) == ()
+    result = accepted_plan(state, frozen, T0 + MINUTE)
     held = {each.subject: each.reason for each in result.deferred}
     assert isinstance(held["job/b"], CapacityExpected)
     assert [type(held[f"member/a/{number}"]) for number in (3, 4, 5)] == [GangPending] * 3
@@ -194,9 +190,7 @@ def test_an_abandoned_gang_releases_nodes_of_elastic_members() -> None:
     """There are no offers, and the gang has no node."""
     waits, limited = (five(), on_sale(offer())), policy(nodes_count_max=3)
     coming = [bought(each) for each in buys(given(*waits)) if each.gang is None]
-    result = plan(given(*waits, *coming), limited, T0)
-
-    assert check(result, given(*waits, *coming), limited) == ()
+    result = accepted_plan(given(*waits, *coming), limited, T0)
     back = result.releases
     assert [type(each.reason) for each in back] == [GangAbandoned] * 3
     assert buys(given(*waits, *coming), limited) == []
@@ -233,9 +227,7 @@ def test_elastic_members_are_bought_up_to_the_limit() -> None:
     """Two of five run; two of three pending pods fit the limit."""
     limited = policy(nodes_count_max=4)
     state = given(*running(2), on_sale(offer()))
-    result = plan(state, limited, T0)
-
-    assert check(result, state, limited) == ()
+    result = accepted_plan(state, limited, T0)
     assert [each.gang for each in buys(state, limited)] == [None, None]
     assert [type(each.reason) for each in result.deferred if each.subject.startswith("pod/")] == [NodesLimit]
 

@@ -8,7 +8,6 @@ import pytest
 from tests.support.provisioning import (
     NO_FINALIZERS,
     answers,
-    bought,
     condition,
     consumer,
     deferrals,
@@ -49,14 +48,14 @@ def provisioned(at: datetime = T0) -> tuple[ProvisioningCondition, ...]:
 def test_all_pod_sets_are_bought_for_together() -> None:
     """Two pods of 8 GPUs and one more of another set: three nodes of one gang, and the request is accepted."""
     made = planned_at(T0, request("r", 2, 1), on_sale(offer(gpus=8)))
-    assert [decision.gang for decision in bought(made)] == ["provisioning/uid-r"] * 3
+    assert [decision.gang for decision in made.purchases] == ["provisioning/uid-r"] * 3
     assert answers(made) == [("Accepted", True, "Accepted")]
 
 
 def test_a_part_of_a_request_is_never_bought() -> None:
     """Two of three nodes are allowed: none is bought, and the answer says why."""
     made = planned_at(T0, request("r", 3), on_sale(offer(gpus=8)), rules=policy(nodes_count_max=2))
-    assert bought(made) == []
+    assert made.purchases == []
     assert answers(made) == [("Accepted", True, "Accepted"), ("Provisioned", False, "CapacityIsNotFound")]
     assert deferrals(made)["provisioning/uid-r"] == "nodes_limit"
 
@@ -66,9 +65,9 @@ def test_capacity_counts_once_all_nodes_are_ready() -> None:
     decision = purchase("buy-n2", offer(gpus=8), at=T0)
     booting = ordered(msgspec.structs.replace(decision, gang="provisioning/uid-r"), at=T0)
     half = planned_at(T0, request(conditions=[ACCEPTED]), node("n1"), booting, on_sale(offer(gpus=8)))
-    assert (bought(half), answers(half)) == ([], [("Provisioned", False, "CapacityIsOrdered")])
+    assert (half.purchases, answers(half)) == ([], [("Provisioned", False, "CapacityIsOrdered")])
     whole = planned_at(T0, request(conditions=[ACCEPTED]), node("n1"), node("n2"), on_sale(offer(gpus=8)))
-    assert (bought(whole), answers(whole)) == ([], [FOUND])
+    assert (whole.purchases, answers(whole)) == ([], [FOUND])
 
 
 def test_an_answer_that_the_status_has_is_not_repeated() -> None:
@@ -84,7 +83,7 @@ def test_nothing_is_bought_for_a_check() -> None:
     """One free node of two: not found, although an offer would fit; then found on both."""
     check = request(class_name=CHECK_CAPACITY, conditions=[ACCEPTED])
     made = planned_at(T0, check, node("n1"), on_sale(offer(gpus=8)))
-    assert bought(made) == []
+    assert made.purchases == []
     assert answers(made) == [("Provisioned", False, "CapacityIsNotFound")]
     assert deferrals(made)["provisioning/uid-r"] == "capacity_not_free"
     made = planned_at(T0, check, node("n1"), node("n2"), on_sale(offer(gpus=8)))
@@ -95,7 +94,7 @@ def test_a_check_gets_what_other_work_leaves() -> None:
     """A pod waits for one of the two nodes that the older check would need."""
     story = (node("n1"), node("n2"), pod("p", gpus=8, at=T0), on_sale(offer(gpus=8)))
     made = planned_at(T0, request(class_name=CHECK_CAPACITY, at=T0 - HOUR, conditions=[ACCEPTED]), *story)
-    assert (bought(made), answers(made)) == ([], [("Provisioned", False, "CapacityIsNotFound")])
+    assert (made.purchases, answers(made)) == ([], [("Provisioned", False, "CapacityIsNotFound")])
 
 
 def test_a_check_that_is_tried_once_fails() -> None:
@@ -109,9 +108,9 @@ def test_nothing_is_bought_for_the_pods_of_a_check() -> None:
     """They wait with a reason; pods of an atomic request count as any other."""
     waiting = consumer("p", class_name=CHECK_CAPACITY, gpus=8)
     made = planned_at(T0, waiting, on_sale(offer(gpus=8)))
-    assert bought(made) == []
+    assert made.purchases == []
     assert deferrals(made) == {"pod/uid-p": "capacity_not_free"}
-    assert len(bought(planned_at(T0, consumer("p", gpus=8), on_sale(offer(gpus=8))))) == 1
+    assert len(planned_at(T0, consumer("p", gpus=8), on_sale(offer(gpus=8))).purchases) == 1
 
 
 # ---- volumes, devices and priority of the pods
@@ -129,7 +128,7 @@ def with_pods(**fields: Any) -> Story:  # noqa: ANN401 - fields of PodSet
 def test_no_node_is_bought_before_volumes_and_devices_are_known(field: str) -> None:
     """Nor do free nodes count as capacity; the condition names what is missing, and it is tried again."""
     made = planned_at(T0, with_pods(**{field: MISSING}), node("n1"), node("n2"), on_sale(offer(gpus=8)))
-    assert (bought(made), answers(made)) == ([], [("Provisioned", False, "CapacityIsNotFound")])
+    assert (made.purchases, answers(made)) == ([], [("Provisioned", False, "CapacityIsNotFound")])
     (act,) = (act for act in made.upkeep_decisions if isinstance(act, AnswerProvisioningRequest))
     assert MISSING in act.reason.sentence()
     assert "It is tried again." in act.reason.sentence()
@@ -142,9 +141,9 @@ def test_nodes_are_bought_in_the_zone_of_a_volume() -> None:
     zone = NodeSelectorTerm((LabelRequirement("topology.kubernetes.io/zone", "In", ("b",)),))
     waiting = with_pods(demands=NodeDemands(node_affinity=(zone,)))
     cheap, other = offer(gpus=8, zone="a"), offer(gpus=8, zone="b", usd_per_hour=99.0)
-    assert [decision.offer.zone for decision in bought(planned_at(T0, waiting, on_sale(cheap, other)))] == ["b", "b"]
+    assert [decision.offer.zone for decision in planned_at(T0, waiting, on_sale(cheap, other)).purchases] == ["b", "b"]
     made = planned_at(T0, waiting, on_sale(cheap))
-    assert (bought(made), answers(made)) == ([], [("Provisioned", False, "CapacityIsNotFound")])
+    assert (made.purchases, answers(made)) == ([], [("Provisioned", False, "CapacityIsNotFound")])
 
 
 def test_a_request_of_higher_priority_is_served_first() -> None:
@@ -152,7 +151,7 @@ def test_a_request_of_higher_priority_is_served_first() -> None:
     pods = PodSet(count=1, requests=resources(gpus=8, pods=1), priority=1000)
     urgent = request("urgent", 1, pod_sets=(pods,), at=T0 + SECOND)
     made = planned_at(T0 + HOUR, request("r", 1), urgent, on_sale(offer(gpus=8)), rules=policy(nodes_count_max=1))
-    assert [decision.gang for decision in bought(made)] == ["provisioning/uid-urgent"]
+    assert [decision.gang for decision in made.purchases] == ["provisioning/uid-urgent"]
 
 
 def test_booked_capacity_stays_booked_when_a_volume_is_lost() -> None:
@@ -160,7 +159,7 @@ def test_booked_capacity_stays_booked_when_a_volume_is_lost() -> None:
     pods = PodSet(count=2, requests=resources(gpus=8, pods=1), volume_trouble=MISSING)
     booked = request("r", 2, pod_sets=(pods,), conditions=provisioned())
     made = planned_at(T0, node("n1"), node("n2"), booked, pod("p", gpus=8), on_sale(offer(gpus=8)))
-    assert (len(bought(made)), answers(made)) == (1, [])
+    assert (len(made.purchases), answers(made)) == (1, [])
 
 
 # ---- booking
@@ -173,7 +172,7 @@ def test_booked_capacity_is_kept_and_not_given_to_others() -> None:
     made = planned_at(later, *story, on_sale(offer(gpus=8)), rules=policy(idle_seconds=60.0))
     assert not made.drains
     made = planned_at(T0, *story, pod("p", gpus=8), on_sale(offer(gpus=8)))
-    assert len(bought(made)) == 1
+    assert len(made.purchases) == 1
 
 
 def test_a_booking_ends_after_ten_minutes() -> None:
@@ -193,7 +192,7 @@ def test_a_pod_that_uses_a_request_counts_once(pods_count: int) -> None:
     early = T0 - MINUTE  # no burst: it would not be bought for yet
     pods = [consumer(f"p{number}", gpus=8, at=early) for number in range(pods_count)]
     story = (*nodes, request(conditions=provisioned()), *pods, pod("other", gpus=8, at=early))
-    assert bought(planned_at(T0, *story, on_sale(offer(gpus=8)))) == []
+    assert planned_at(T0, *story, on_sale(offer(gpus=8))).purchases == []
 
 
 def test_annotations_of_older_kueue_count_too() -> None:
@@ -201,7 +200,7 @@ def test_annotations_of_older_kueue_count_too() -> None:
     old = {"cluster-autoscaler.kubernetes.io/consume-provisioning-request": "r"}
     story = (node("n1"), node("n2"), request(conditions=provisioned()))
     pods = [consumer(name, gpus=8, annotations=old, at=T0 - MINUTE) for name in ("p", "q")]
-    assert bought(planned_at(T0, *story, *pods, on_sale(offer(gpus=8)))) == []
+    assert planned_at(T0, *story, *pods, on_sale(offer(gpus=8))).purchases == []
 
 
 def test_a_booked_node_that_ends_revokes_the_capacity() -> None:
@@ -267,14 +266,14 @@ def test_closed_requests_ask_for_nothing() -> None:
     """Failed, expired or revoked."""
     for kind in ("Failed", "BookingExpired", "CapacityRevoked"):
         made = planned_at(T0, request(conditions=[condition(kind)]), on_sale(offer(gpus=8)))
-        assert (bought(made), answers(made)) == ([], [])
+        assert (made.purchases, answers(made)) == ([], [])
 
 
 def test_pods_that_must_share_a_zone_do() -> None:
     """Only where the request asks for it."""
     offers = on_sale(offer(gpus=8, zone="a"), offer(gpus=8, zone="b"))
     made = planned_at(T0, request("r", 2, within="topology.kubernetes.io/zone"), offers)
-    assert len({decision.offer.zone for decision in bought(made)}) == 1
+    assert len({decision.offer.zone for decision in made.purchases}) == 1
 
 
 # ---- explanations

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import (
     EPOCH,
     T0,
@@ -47,8 +48,7 @@ def research(job_id: str, **changes: Any) -> Story:  # noqa: ANN401 - fields of 
 
 def bought_for(state: ClusterState) -> set[str]:
     """What nodes are bought for, by a plan that the plan check accepts."""
-    made = plan(state, policy(), T0)
-    assert check(made, state, policy()) == ()
+    made = accepted_plan(state, policy(), T0)
     return {key for one in made.purchases for key in getattr(one.reason, "demand", ())}
 
 
@@ -273,8 +273,7 @@ def test_quotas_that_are_no_longer_watched_are_forgotten() -> None:
 def test_the_plan_check_refuses_what_a_quota_forbids() -> None:
     """A plan that was made without the quota, checked with it."""
     story = (SOLD, research("train"))
-    made = plan(given(*story), policy(), T0)
-    assert check(made, given(*story), policy()) == ()
+    made = accepted_plan(given(*story), policy(), T0)
     violations = check(made, given(*story, quota("gpus", {GPUS: 12}, {GPUS: 8})), policy())
     assert len(violations) == 1
     assert violations[0] == (
@@ -328,9 +327,7 @@ def test_a_job_over_a_quota_of_the_policy_takes_no_resource_quota() -> None:
     )  # fmt: skip
     rules = policy(quotas={"users": [{"name": "ann", "gpu_count_max": 4}]})
 
-    made = plan(state, rules, T0)
-
-    assert check(made, state, rules) == ()
+    made = accepted_plan(state, rules, T0)
     bought = [each.reason for each in made.purchases]
     assert [reason.demand for reason in bought if isinstance(reason, UnmetDemand)] == [("job/fits",)]
 

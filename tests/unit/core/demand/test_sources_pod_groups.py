@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import T0, Story, given, node, on_sale, pod, policy
 
-from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.reasons.defer import GroupIncomplete
@@ -25,9 +24,7 @@ def group(*gpus: int, **more: Any) -> Story:  # noqa: ANN401 - fields of the pod
 def planned(*stories: Story, **rules: Any) -> Plan:  # noqa: ANN401 - fields of the policy
     """The plan, accepted by the plan check."""
     state, under = given(*stories, on_sale()), policy(**rules)
-    result = plan(state, under, T0)
-    assert check(result, state, under) == ()
-    return result
+    return accepted_plan(state, under, T0)
 
 
 @pytest.mark.parametrize(

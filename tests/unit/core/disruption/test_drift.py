@@ -1,9 +1,10 @@
 """Nodes that are unhealthy, expired or drifted are replaced, their work first."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import (
     HOUR,
     MINUTE,
@@ -22,8 +23,6 @@ from tests.support.stories import (
     policy,
 )
 
-from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
@@ -47,12 +46,9 @@ def work(name: str, on: str = "n1", gpus: int = 8, **changes: object) -> Story:
     return pod(name, on=on, gpus=gpus, **changes)  # type: ignore[arg-type]
 
 
-def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: object = NOW) -> Plan:
+def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: datetime = NOW) -> Plan:
     """The plan, which the plan check finds nothing against."""
-    rules = rules or policy()
-    made = plan(state, rules, as_of)  # type: ignore[arg-type]
-    assert check(made, state, rules) == ()
-    return made
+    return accepted_plan(state, rules, as_of)
 
 
 def held(made: Plan, subject: str) -> object:

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, job, node, offer, on_sale, pod, policy
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
 from gpu_autoscaler.core.explain.status import StatusView, node_line
 from gpu_autoscaler.core.plan import plan
@@ -26,8 +26,7 @@ def merging(*work: Story, rules: ScalingPolicy | None = None, as_of: datetime = 
     """The plan for a node with this little work beside one with room, and what `why` says of it."""
     rules = rules or policy()
     state = given(node("n1"), node("n2"), pod("full", on="n2", gpus=6), *work, on_sale(), as_of=as_of)
-    made = plan(state, rules, as_of)
-    assert check(made, state, rules) == ()
+    made = accepted_plan(state, rules, as_of)
     return made, node_line("n1", StatusView.of(state, rules, as_of, made))
 
 

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import (
     EPOCH,
     HOUR,
@@ -29,9 +30,7 @@ from tests.support.stories import (
 )
 from tests.support.stories import provider_id as id_of
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed, NodeListed, NodeObserved
@@ -73,8 +72,7 @@ class CalmWorld:
         self._coming = []
         self._bind()
         self._list()
-        made = plan(self.state, self._rules, self.now)
-        assert check(made, self.state, self._rules) == ()
+        made = accepted_plan(self.state, self._rules, self.now)
         for decision in made.decisions:
             assert isinstance(decision, BuyNode | DrainNode)
             self.done.append((self.now, decision))

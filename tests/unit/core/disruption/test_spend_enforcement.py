@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from msgspec.structs import replace
+from tests.support.accepted import accepted_plan
 from tests.support.money import USD, charged, clusters, ledger, spent
 from tests.support.money_world import MoneyWorld
 from tests.support.stories import (
@@ -26,7 +27,6 @@ from tests.support.stories import (
 )
 from tests.support.timed_facts import TimedFact
 from tests.unit.core.placement.test_pod_affinity import WEB, apart, web
-from tests.unit.core.provisioning.test_scale_up import purchases
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.limits.spend import spend_caps, spend_snapshot_of
@@ -49,9 +49,7 @@ WAY_OUT = 2.0
 
 def planned(state: ClusterState, rules: ScalingPolicy, as_of: datetime = T0) -> Plan:
     """The plan, which the plan check finds nothing wrong with."""
-    made = plan(state, rules, as_of)
-    assert check(made, state, rules) == ()
-    return made
+    return accepted_plan(state, rules, as_of)
 
 
 def leaving(made: Plan) -> list[str]:
@@ -206,7 +204,7 @@ def test_a_soft_limit_removes_nothing() -> None:
     made = planned(state, clusters(day=100.0, is_hard=False))
 
     assert leaving(made) == []
-    assert purchases(made) == []
+    assert made.purchases == []
     assert any(isinstance(held.reason, SpendLimit) for held in made.deferred)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import HOUR, MINUTE, T0, Story, bought, given, node, offer, on_sale, planned, pod, policy
 from tests.support.telemetry import minutes
 
 from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
@@ -28,10 +28,7 @@ SALE = on_sale(offer("big", gpus=8), offer("other", gpus=8, model="T4", usd_per_
 
 def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: datetime = NOW) -> Plan:
     """The plan, which the plan check finds nothing against."""
-    rules = rules or policy()
-    made = plan(state, rules, as_of)
-    assert check(made, state, rules) == ()
-    return made
+    return accepted_plan(state, rules, as_of)
 
 
 def reason_of(made: Plan, subject: str = "cluster") -> list[object]:

@@ -3,12 +3,11 @@
 from datetime import datetime
 
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, node, notice, offer, on_sale, pod, policy
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.explain.status import StatusView, node_line, pod_line
 from gpu_autoscaler.core.intake.directives import DIRECTIVES_COUNT_MAX, active_facts, violations_of
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
@@ -42,8 +41,7 @@ def lifted(key: str, at: datetime) -> Story:
 def plan_of(*stories: Story, under: ScalingPolicy | None = None, at: datetime = NOW) -> tuple[Plan, ClusterState]:
     """The plan after the stories, accepted by the plan check."""
     state, rules = given(*stories, as_of=at), under or policy()
-    result = plan(state, rules, at)
-    assert check(result, state, rules) == ()
+    result = accepted_plan(state, rules, at)
     return result, state
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import (
     HOUR,
     MINUTE,
@@ -21,10 +22,8 @@ from tests.support.stories import (
     record,
 )
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.intake.reported_demand import SOURCES_COUNT_MAX, violations_of
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.demand import DemandReported
@@ -53,9 +52,7 @@ def report(source: str = "kafka", count: int | None = 1, *, at: datetime = T0, g
 def planned(*stories: Story, at: datetime = T0, **rules: Any) -> Plan:  # noqa: ANN401 - fields of the policy
     """The plan, accepted by the plan check."""
     state, under = given(*stories, on_sale(SPOT), as_of=at), policy(**rules)
-    result = plan(state, under, at)
-    assert check(result, state, under) == ()
-    return result
+    return accepted_plan(state, under, at)
 
 
 def test_nodes_are_bought_for_reported_demand() -> None:

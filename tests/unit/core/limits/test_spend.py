@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.money import USD, at_most, charged, clusters, ledger, spent
 from tests.support.stories import (
     HOUR,
@@ -22,7 +23,7 @@ from tests.support.stories import (
     policy,
     purchase,
 )
-from tests.unit.core.provisioning.test_scale_up import held, purchases
+from tests.unit.core.provisioning.test_scale_up import held
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.limits.spend import spend_uses
@@ -46,9 +47,7 @@ HALF_MINUTE = 83_335  # of 10 USD an hour, in micro-dollars: money is counted so
 
 def planned(state: ClusterState, rules: ScalingPolicy, as_of: datetime = T0) -> Plan:
     """The plan, accepted by the plan check."""
-    result = plan(state, rules, as_of)
-    assert check(result, state, rules) == ()
-    return result
+    return accepted_plan(state, rules, as_of)
 
 
 def waiting(*names: str, hours: float = 1.0, project: str = "research") -> Story:
@@ -61,20 +60,20 @@ def test_a_purchase_reserves_for_the_longest_time_of_its_work() -> None:
     state = given(ledger(), on_sale(), waiting("a", "b"))
     result = planned(state, clusters(day=20.0))
 
-    assert len(purchases(result)) == 1
+    assert len(result.purchases) == 1
     needed = round((1 + AROUND_HOURS) * 10 * USD)
     reason = held(result, "job/b", SpendLimit)
     assert needed <= reason.needed_micro_usd <= needed + HALF_MINUTE
     assert (reason.owner, reason.period, reason.until) == ("cluster", "day", DAY_END)
-    assert len(purchases(planned(state, clusters(day=40.0)))) == 2
+    assert len(planned(state, clusters(day=40.0)).purchases) == 2
 
 
 def test_unknown_work_reserves_the_rest_of_the_period() -> None:
     """The run time of a pod is unknown: at noon half a day remains, 120 USD."""
     state = given(ledger(), on_sale(), pod("a", gpus=8, unschedulable_since=T0))
 
-    assert len(purchases(planned(state, clusters(day=119.0)))) == 0
-    assert len(purchases(planned(state, clusters(day=121.0)))) == 1
+    assert len(planned(state, clusters(day=119.0)).purchases) == 0
+    assert len(planned(state, clusters(day=121.0)).purchases) == 1
 
 
 def test_the_period_bounds_the_reservation() -> None:
@@ -82,7 +81,7 @@ def test_the_period_bounds_the_reservation() -> None:
     as_of = DAY_END - 10 * MINUTE
     state = given(ledger(at=as_of), on_sale(), waiting("a", hours=24), as_of=as_of)
 
-    assert len(purchases(planned(state, clusters(day=2.0), as_of))) == 1
+    assert len(planned(state, clusters(day=2.0), as_of).purchases) == 1
     assert held(planned(state, clusters(month=200.0), as_of), "job/a", SpendLimit).period == "month"
 
 
@@ -115,7 +114,7 @@ def test_a_reservation_ends_with_its_node() -> None:
     paid = charged("one", to_at=T0 + HOUR)
     state = given(ledger(), on_sale(), bought(purchase("buy-one")), ended, paid, waiting("a"), as_of=as_of)
 
-    assert len(purchases(planned(state, clusters(day=26.5), as_of))) == 1
+    assert len(planned(state, clusters(day=26.5), as_of).purchases) == 1
     assert held(planned(state, clusters(day=26.0), as_of), "job/a", SpendLimit).spent_micro_usd == 10 * USD
 
 
@@ -140,7 +139,7 @@ def test_a_project_budget_does_not_affect_other_projects() -> None:
     """It defers only purchases of its project."""
     rules = policy(limits=LimitsPolicy(projects=(PartLimit(name="speech", spend=at_most(day=1.0)),)))
 
-    assert len(purchases(planned(given(ledger(), on_sale(), waiting("a")), rules))) == 1
+    assert len(planned(given(ledger(), on_sale(), waiting("a")), rules).purchases) == 1
 
 
 def test_nothing_is_bought_before_the_ledger_reported() -> None:
@@ -173,8 +172,8 @@ def test_a_new_day_starts_with_nothing_spent() -> None:
     sums = ledger(spent(500.0), spent(500.0, period="2026-11"), at=as_of)
     state = given(sums, on_sale(at=as_of), waiting("a"), as_of=as_of)
 
-    assert len(purchases(planned(state, clusters(day=100.0), as_of))) == 1
-    assert len(purchases(planned(state, clusters(day=100.0, month=510.0), as_of))) == 0
+    assert len(planned(state, clusters(day=100.0), as_of).purchases) == 1
+    assert len(planned(state, clusters(day=100.0, month=510.0), as_of).purchases) == 0
 
 
 def test_the_use_of_a_budget_is_its_spent_share() -> None:
@@ -192,7 +191,7 @@ def test_the_plan_check_computes_spend_independently() -> None:
     """A plan above the budget, or with too short a work time, is rejected."""
     state = given(ledger(), on_sale(), waiting("a", "b"))
     result = plan(state, policy(), T0)
-    assert len(purchases(result)) == 2
+    assert len(result.purchases) == 2
 
     assert any("may spend" in violation for violation in check(result, state, clusters(day=20.0)))
     short = tuple(msgspec.structs.replace(each, work_seconds_max=60.0) for each in result.decisions)
@@ -212,7 +211,7 @@ def test_one_of_several_replacements_reserves_for_the_longest_work(
     )
     together = [
         msgspec.structs.replace(each, reason=reason, work_seconds_max=most * HOURLY)
-        for each, most in zip(purchases(result), hours, strict=True)
+        for each, most in zip(result.purchases, hours, strict=True)
     ]
     violations = check(msgspec.structs.replace(result, decisions=tuple(together)), state, clusters(day=1000.0))
     assert any("may take longer" in violation for violation in violations) is is_refused
@@ -237,7 +236,7 @@ def test_forty_pods_over_ten_seconds_stay_within_sixteen_gpus() -> None:
         for number in range(4):
             story += pod(f"p{second}-{number}", gpus=1, model="T4", unschedulable_since=at, at=at)
         result = planned(given(tuple(story), as_of=at), rules, at)
-        for decision in purchases(result):
+        for decision in result.purchases:
             gpu_count += decision.offer.resources.gpu_count
             # Every third is ordered at once, the others wait for their turn.
             story += bought(decision, at=at, is_ordered=gpu_count % 3 == 0, is_launched=False)

@@ -1,12 +1,11 @@
 """Labels and taints that a node group adds to its nodes: known before a node exists, and only in the group's pool."""
 
 import msgspec
+from tests.support.accepted import accepted_plan
 from tests.support.stories import T0, Story, bought, given, offer, on_sale, pod, policy
-from tests.unit.core.provisioning.test_scale_up import held, purchases
+from tests.unit.core.provisioning.test_scale_up import held
 
-from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy.policy import NodePool
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.offers import NodeMarks
 from gpu_autoscaler.model.reasons.defer import NoOfferFits
@@ -19,18 +18,16 @@ TOLERATED = (Toleration(key="dedicated", operator="Exists"),)
 SELECTED = (("team", "vision"),)
 
 
-def planned(*stories: Story, under: object = UNDER) -> Plan:
+def planned(*stories: Story, under: ScalingPolicy = UNDER) -> Plan:
     """The plan with the marked offer available, accepted by the plan check."""
     state = given(*stories, on_sale(MARKED))
-    made = plan(state, under, T0)  # type: ignore[arg-type]
-    assert check(made, state, under) == ()  # type: ignore[arg-type]
-    return made
+    return accepted_plan(state, under, T0)
 
 
 def test_a_label_of_the_group_is_known_before_a_node_exists() -> None:
     """A pod that selects it gets a node; the order has only the pool's labels and taints."""
     asking = pod("a", demands=NodeDemands(node_selector=SELECTED, tolerations=TOLERATED))
-    (buy,) = purchases(planned(asking))
+    (buy,) = planned(asking).purchases
 
     assert (buy.pool, buy.taints) == ("vision", ())
     assert "team" not in dict(buy.labels)
@@ -40,7 +37,7 @@ def test_a_taint_of_the_group_excludes_pods_that_do_not_tolerate_it() -> None:
     """No node is bought for a pod that could never run there."""
     made = planned(pod("a"))
 
-    assert purchases(made) == []
+    assert made.purchases == []
     assert "labels, taints" in held(made, "pod/uid-a", NoOfferFits).detail
 
 
@@ -49,14 +46,14 @@ def test_nodes_of_another_pool_lack_it() -> None:
     other = policy(pools=(NodePool(name="other"),))
     asking = pod("a", demands=NodeDemands(node_selector=SELECTED, tolerations=TOLERATED))
 
-    assert [buy.pool for buy in purchases(planned(pod("a"), under=other))] == ["other"]
-    assert purchases(planned(asking, under=other)) == []
+    assert [buy.pool for buy in planned(pod("a"), under=other).purchases] == ["other"]
+    assert planned(asking, under=other).purchases == []
 
 
 def test_a_booting_node_has_the_labels_of_its_group() -> None:
     """A pod that fits waits for it; a pod that does not tolerate its taint does not."""
     asking = pod("a", demands=NodeDemands(node_selector=SELECTED, tolerations=TOLERATED))
-    (buy,) = purchases(planned(asking))
+    (buy,) = planned(asking).purchases
 
-    assert purchases(planned(asking, bought(buy))) == []
+    assert planned(asking, bought(buy)).purchases == []
     assert "labels, taints" in held(planned(pod("b"), bought(buy)), "pod/uid-b", NoOfferFits).detail

@@ -4,11 +4,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import HOUR, MINUTE, T0, given, node, offer, on_sale, pod, policy, provider_id
 from tests.support.timed_facts import Story, TimedFact
 
-from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.spot import SpotRebalanceRecommended
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import Plan
@@ -52,9 +51,7 @@ def in_zones(*zones: str, **changes: Any) -> Story:  # noqa: ANN401 - of `offer`
 def planned(*stories: Story) -> Plan:
     """The plan at noon."""
     state = given(*stories, as_of=NOON)
-    made = plan(state, policy(), NOON)
-    assert check(made, state, policy()) == ()
-    return made
+    return accepted_plan(state, policy(), NOON)
 
 
 def zones_bought(made: Plan) -> Counter[str]:

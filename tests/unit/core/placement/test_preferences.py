@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
+from tests.support.accepted import accepted_plan
 from tests.support.stories import T0, Story, given, node, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -64,9 +65,7 @@ def spread(key: str = labels.ZONE) -> tuple[Spread, ...]:
 def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]:
     """The purchases of the current plan, accepted by the plan check."""
     state = given(*stories)
-    under = under or policy()
-    made = plan(state, under, T0)
-    assert check(made, state, under) == ()
+    made = accepted_plan(state, under, T0)
     return made.purchases
 
 

@@ -5,12 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import T0, Story, given, job, node, offer, on_sale, pod, policy, request
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.sources import job_shape
 from gpu_autoscaler.core.intake.admission import admit, supply
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.gpu_slices import GpuSharing, gpu_units
 from gpu_autoscaler.core.policy.policy import NodePool
 from gpu_autoscaler.core.policy.validation import policy_violations
@@ -37,9 +36,7 @@ REPLICAS = NodePool(name="replicas", gpu_models=("T4",), sharing=GpuSharing(repl
 def planned(*stories: Story, **rules: Any) -> Plan:  # noqa: ANN401 - fields of the policy
     """The plan, accepted by the plan check."""
     state, under = given(*stories), policy(**rules)
-    result = plan(state, under, T0)
-    assert check(result, state, under) == ()
-    return result
+    return accepted_plan(state, under, T0)
 
 
 def pods(count: int, slices: Mapping[str, int], **more: Any) -> Story:  # noqa: ANN401 - fields of the pod

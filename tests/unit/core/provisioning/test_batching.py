@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import SECOND, T0, Story, given, job, node, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -41,9 +42,7 @@ def unjudged(name: str, at: datetime = T0, *, gpus: int = 1) -> Story:
 def made(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = None) -> Plan:
     """The plan, accepted by the plan check."""
     state, under = given(*stories, as_of=at), under or policy()
-    found = plan(state, under, at)
-    assert check(found, state, under) == ()
-    return found
+    return accepted_plan(state, under, at)
 
 
 def bought(found: Plan) -> list[str]:

@@ -1,8 +1,9 @@
 """The scale-up cooldown: after a purchase the next one waits, unless it is urgent. Off by default."""
 
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import MINUTE, T0, Story, bought, given, job, node, notice, on_sale, pod, policy, purchase
-from tests.unit.core.provisioning.test_scale_up import held, purchases
+from tests.unit.core.provisioning.test_scale_up import held
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
@@ -20,22 +21,20 @@ def planned(*stories: Story, minutes: float = 1.0) -> Plan:
     """The plan this long after the first purchase, accepted by the plan check."""
     as_of = T0 + minutes * MINUTE
     state = given(FIRST, on_sale(), *stories, as_of=as_of)
-    made = plan(state, RULES, as_of)
-    assert check(made, state, RULES) == ()
-    return made
+    return accepted_plan(state, RULES, as_of)
 
 
 def test_the_next_purchase_waits() -> None:
     """Two minutes remain, as the reason reports; then it is bought."""
     assert held(planned(job("second")), "job/second", Cooldown).remaining_seconds == 120.0
-    assert len(purchases(planned(job("second"), minutes=3.0))) == 1
+    assert len(planned(job("second"), minutes=3.0).purchases) == 1
 
 
 def test_by_default_nothing_waits() -> None:
     """Waiting work is bought for at once."""
     state = given(FIRST, on_sale(), job("second"), as_of=T0 + MINUTE)
 
-    assert len(purchases(plan(state, policy(), T0 + MINUTE))) == 1
+    assert len(plan(state, policy(), T0 + MINUTE).purchases) == 1
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_by_default_nothing_waits() -> None:
 )
 def test_urgent_work_does_not_wait(urgent: Story) -> None:
     """High priority, and work that loses its node."""
-    assert len(purchases(planned(urgent))) == 1
+    assert len(planned(urgent).purchases) == 1
 
 
 def test_the_plan_check_computes_the_cooldown_itself() -> None:

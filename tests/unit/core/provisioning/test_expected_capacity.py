@@ -3,10 +3,10 @@
 from datetime import datetime, timedelta
 
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, job, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model.decisions import Deferred, Plan
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 
@@ -16,9 +16,7 @@ GOING_AT = T0 + MINUTE
 def made(*stories: Story, at: datetime = GOING_AT, **changes: float) -> Plan:
     """The plan after the stories, accepted by the plan check."""
     state, rules = given(*stories, on_sale(), as_of=at), policy(**changes)
-    found = plan(state, rules, at)
-    assert check(found, state, rules) == ()
-    return found
+    return accepted_plan(state, rules, at)
 
 
 def deleted_pod(grace_seconds: float = 30.0) -> Story:

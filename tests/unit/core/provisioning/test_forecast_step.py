@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 
 import msgspec
+from tests.support.accepted import accepted_plan
 from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, node, notice, offer, on_sale, pod, policy
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy, Headroom, ScheduledLimit
@@ -61,9 +61,7 @@ def test_the_minimum_is_not_bought_on_stale_lists() -> None:
 def plan_of(state: ClusterState, as_of: datetime = T0, **changes: object) -> Plan:
     """The plan under a policy with these fields, accepted by the plan check."""
     changed = policy(**changes)
-    decided = plan(state, changed, as_of)
-    assert check(decided, state, changed) == ()
-    return decided
+    return accepted_plan(state, changed, as_of)
 
 
 def test_headroom_counts_booting_nodes() -> None:

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import (
     MINUTE,
     SECOND,
@@ -21,7 +22,6 @@ from tests.support.stories import (
     purchase,
 )
 
-from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
@@ -51,10 +51,7 @@ def half_refused() -> tuple[Story, ...]:
 
 def checked(state: ClusterState, under: ScalingPolicy | None = None) -> Plan:
     """The current plan, accepted by the plan check."""
-    under = under or policy()
-    made = plan(state, under, NOW)
-    assert check(made, state, under) == ()
-    return made
+    return accepted_plan(state, under, NOW)
 
 
 def releases(made: Plan) -> list[tuple[object, object]]:

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import (
     HOUR,
     MINUTE,
@@ -69,10 +70,7 @@ def abandoned(at: datetime, *, number: int = 0, reason: GangAbandoned = MAX_DELI
 
 def made(state: ClusterState, as_of: datetime, under: ScalingPolicy | None = None) -> Plan:
     """The plan of this instant, accepted by the plan check."""
-    under = under or policy()
-    found = plan(state, under, as_of)
-    assert check(found, state, under) == ()
-    return found
+    return accepted_plan(state, under, as_of)
 
 
 def held(found: Plan) -> list[object]:

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import (
     MINUTE,
     T0,
@@ -22,8 +23,6 @@ from tests.support.stories import (
     provider_id,
 )
 
-from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, PlanId
@@ -120,8 +119,7 @@ def test_a_gang_is_complete_in_time_or_released(fates: tuple[str, ...], seed: in
     for number in range(ROUNDS_COUNT):
         now = T0 + number * ROUND
         state = given(world.story(now), as_of=now)
-        made = plan(state, UNDER, now)
-        assert check(made, state, UNDER) == ()
+        made = accepted_plan(state, UNDER, now)
         if any(isinstance(each.reason, GangAbandoned) for each in made.decisions):
             given_up.append(now)
         world.carry_out(made, now)

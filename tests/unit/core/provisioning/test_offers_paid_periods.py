@@ -1,6 +1,7 @@
 """Reservations with a period: used first while open, and left before their end."""
 
 import msgspec
+from tests.support.accepted import accepted_plan
 from tests.support.stories import (
     HOUR,
     MINUTE,
@@ -17,8 +18,6 @@ from tests.support.stories import (
     policy,
 )
 
-from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.offers import CapacityType, Offer
@@ -34,9 +33,7 @@ def made(*stories: Story, at_hour: float) -> Plan:
     """The plan after the stories, accepted by the plan check."""
     at = T0 + at_hour * HOUR
     state = given(*stories, as_of=at)
-    found = plan(state, policy(), at)
-    assert check(found, state, policy()) == ()
-    return found
+    return accepted_plan(state, policy(), at)
 
 
 def bought(found: Plan) -> list[Offer]:

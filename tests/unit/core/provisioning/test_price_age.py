@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, given, job, offer, on_sale, policy
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -24,9 +25,7 @@ def made(*offers: Offer, prices: PricePolicy = STRICT, age: object = 0 * HOUR) -
     """The plan this long after the list, accepted by the plan check."""
     at = T0 + age  # type: ignore[operator]
     state = given(job("train"), on_sale(*offers, at=T0), as_of=at)
-    found = plan(state, policy(prices=prices), at)
-    assert check(found, state, policy(prices=prices)) == ()
-    return found
+    return accepted_plan(state, policy(prices=prices), at)
 
 
 def bought(found: Plan) -> list[Offer]:

@@ -25,7 +25,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import NodePool
 from gpu_autoscaler.core.provisioning.scale_up import cover_demand
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.base import Reason
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
@@ -43,14 +43,9 @@ A100_ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
 CPU = offer("m5.large", model=None, cpu=8, memory_gib=32, usd_per_hour=0.1)
 
 
-def purchases(made: Plan) -> list[BuyNode]:
-    """The purchases of the plan."""
-    return made.purchases
-
-
 def offers(made: Plan) -> list[str]:
     """The offers that the plan buys."""
-    return [decision.offer.key for decision in purchases(made)]
+    return [decision.offer.key for decision in made.purchases]
 
 
 def held(made: Plan, subject: str, reason: type[R]) -> R:
@@ -62,7 +57,7 @@ def held(made: Plan, subject: str, reason: type[R]) -> R:
 
 def test_a_queued_job_gets_a_node_at_once() -> None:
     """No running work could free capacity, so nothing is waited for."""
-    (bought_node,) = purchases(plan(given(job("train"), on_sale()), policy(), T0))
+    (bought_node,) = plan(given(job("train"), on_sale()), policy(), T0).purchases
 
     assert bought_node.reason == UnmetDemand(
         demand=("job/train",), offers_considered=1, price_micro_usd_per_hour=10_000_000
@@ -91,15 +86,15 @@ def test_work_of_another_shape_shares_a_bought_node() -> None:
     made = plan(given(pod("large", gpus=3), pod("small", gpus=1), on_sale(T4_FOUR)), policy(), T0)
 
     assert offers(made) == [T4_FOUR.key]
-    assert purchases(made)[0].reason.tag() == "unmet_demand"
-    assert set(purchases(made)[0].reason.demand) == {"pod/uid-large", "pod/uid-small"}  # type: ignore[union-attr]
+    assert made.purchases[0].reason.tag() == "unmet_demand"
+    assert set(made.purchases[0].reason.demand) == {"pod/uid-large", "pod/uid-small"}  # type: ignore[union-attr]
 
 
 def test_a_gang_is_bought_whole() -> None:
     """Two members of eight GPUs are two nodes in one transaction."""
     made = plan(given(job("train", gpus=8, members=2), on_sale()), policy(), T0)
 
-    assert [decision.gang for decision in purchases(made)] == ["job/train", "job/train"]
+    assert [decision.gang for decision in made.purchases] == ["job/train", "job/train"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +140,7 @@ def test_a_node_without_its_gpus_yet_is_coming_capacity() -> None:
     state = given(node("n1", gpus_allocatable=0), pod("a", gpus=8), on_sale(), as_of=T0 + MINUTE)
     made = plan(state, policy(), T0 + MINUTE)
 
-    assert purchases(made) == []
+    assert made.purchases == []
     assert held(made, "pod/uid-a", CapacityExpected).node == "n1"
 
 
@@ -258,8 +253,8 @@ def test_pools_are_filled_by_priority() -> None:
     )
     state = given(job("a"), job("b"), on_sale(A100, A100_ON_DEMAND))
 
-    assert [decision.pool for decision in purchases(plan(state, policy(pools=pools), T0))] == ["spot", "rest"]
-    assert [decision.pool for decision in purchases(plan(state, policy(pools=dear_first), T0))] == ["rest", "spot"]
+    assert [decision.pool for decision in plan(state, policy(pools=pools), T0).purchases] == ["spot", "rest"]
+    assert [decision.pool for decision in plan(state, policy(pools=dear_first), T0).purchases] == ["rest", "spot"]
 
 
 def test_a_pool_gives_its_nodes_labels_and_taints() -> None:
@@ -269,7 +264,7 @@ def test_a_pool_gives_its_nodes_labels_and_taints() -> None:
     demands = NodeDemands(node_selector=(("team", "vision"),), tolerations=(Toleration(key="team", operator="Exists"),))
     made = plan(given(pod("a", demands=demands), pod("b"), on_sale()), policy(pools=pools), T0)
 
-    (decision,) = purchases(made)
+    (decision,) = made.purchases
     assert ("team", "vision") in decision.labels
     assert decision.taints == (taint,)
     assert held(made, "pod/uid-b", NoOfferFits).detail.startswith("no offer matches the requested labels, taints")
@@ -291,8 +286,8 @@ def test_a_job_is_bought_for_in_pools_with_common_gpu_taints(
     common, other = (
         plan(given(job("a"), on_sale()), policy(pools=(NodePool(name="gpu", taints=(taint,)),)), T0) for taint in taints
     )
-    assert [decision.pool for decision in purchases(common)] == ["gpu"]
-    assert not purchases(other)
+    assert [decision.pool for decision in common.purchases] == ["gpu"]
+    assert not other.purchases
 
 
 def test_higher_priority_is_served_first() -> None:
@@ -300,7 +295,7 @@ def test_higher_priority_is_served_first() -> None:
     state = given(job("low", priority=100), job("high", priority=1000, at=T0 + MINUTE), on_sale(), as_of=T0 + MINUTE)
     made = plan(state, policy(nodes_count_max=1), T0 + MINUTE)
 
-    assert purchases(made)[0].reason.demand == ("job/high",)  # type: ignore[union-attr]
+    assert made.purchases[0].reason.demand == ("job/high",)  # type: ignore[union-attr]
     assert held(made, "job/low", NodesLimit) == NodesLimit(nodes_count=1, nodes_count_max=1)
 
 

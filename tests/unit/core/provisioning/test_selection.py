@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.purchases import spread
 from tests.support.stories import HOUR, T0, Story, given, job, node, notice, offer, on_sale, pod, policy
 
-from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.provisioning_settings import MixPolicy, SpotPolicy
 from gpu_autoscaler.core.policy.validation import policy_violations
@@ -31,9 +30,7 @@ def spot(zone: str, usd_per_hour: float | None, *, taken_ratio: float | None = N
 def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]:
     """The purchases of the current plan, accepted by the plan check."""
     state = given(*stories)
-    under = under or policy()
-    made = plan(state, under, T0)
-    assert check(made, state, under) == ()
+    made = accepted_plan(state, under, T0)
     return made.purchases
 
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import T0, Story, given, job, node, offer, on_sale, pod, policy
 
-from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import NodePool
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.model import labels
@@ -20,9 +19,7 @@ CLIQUE = "nvidia.com/gpu.clique"
 def planned(*stories: Story, **rules: Any) -> Plan:  # noqa: ANN401 - fields of the policy
     """The plan, accepted by the plan check."""
     state, under = given(*stories), policy(**rules)
-    made = plan(state, under, T0)
-    assert check(made, state, under) == ()
-    return made
+    return accepted_plan(state, under, T0)
 
 
 def in_clique(name: str, clique: str) -> Story:

@@ -21,7 +21,7 @@ from tests.support.stories import (
     policy,
     purchase,
 )
-from tests.unit.core.provisioning.test_scale_up import held, purchases
+from tests.unit.core.provisioning.test_scale_up import held
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.check.purchase_rules import is_unavailable
@@ -142,7 +142,7 @@ def test_a_quota_applies_to_its_family_and_capacity_type_in_the_region() -> None
 
     state = given(full, on_sale(elsewhere, other), job("train"))
     made = plan(state, policy(), T0)
-    assert [bought.offer.key for bought in purchases(made)] == [other.key]
+    assert [bought.offer.key for bought in made.purchases] == [other.key]
     assert check(made, state, policy()) == ()
 
 
@@ -154,7 +154,7 @@ def test_a_quota_is_available_again_when_an_instance_ends() -> None:
     state = given(refused("full", T0, scope="region"), gone, on_sale(), job("train"), as_of=as_of)
     made = plan(state, policy(), as_of)
 
-    assert len(purchases(made)) == 1
+    assert len(made.purchases) == 1
     assert check(made, state, policy()) == ()
 
 
@@ -182,11 +182,11 @@ def test_an_offer_beyond_its_quota_is_not_requested() -> None:
     assert held(alone, "job/train", OffersUnavailable).offers == (barred.key,)
 
     state = given(on_sale(barred, other), job("train"))
-    assert [bought.offer.key for bought in purchases(plan(state, policy(), T0))] == [other.key]
+    assert [bought.offer.key for bought in plan(state, policy(), T0).purchases] == [other.key]
     (stands,) = active_unavailability(state, T0 + 60 * MINUTE).values()
     assert (stands.message, stands.until) == (why, T0 + 61 * MINUTE)
 
     free = plan(given(on_sale(offer()), job("train")), policy(), T0)
-    decision = msgspec.structs.replace(purchases(free)[0], offer=barred)
+    decision = msgspec.structs.replace(free.purchases[0], offer=barred)
     planted = msgspec.structs.replace(free, decisions=(decision,))
     assert any(why in finding for finding in check(planted, given(on_sale(barred), job("train")), policy()))

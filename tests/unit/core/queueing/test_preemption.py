@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import MINUTE, SECOND, T0, Story, TimedFact, given, job, node, on_sale, pod, policy, quota
 from tests.support.timed_facts import record
 
@@ -338,8 +339,7 @@ def saving_borrower(requested: dict[str, str] | None = None) -> ClusterState:
 def test_a_plan_asks_the_victim_to_save_before_it_ends() -> None:
     """Once: with the deadline of the policy, the reason of the preemption, and what `why` tells about it."""
     state, rules = saving_borrower(), cohort(checkpoint_seconds_max=60)
-    made = plan(state, rules, T0)
-    assert check(made, state, rules) == ()
+    made = accepted_plan(state, rules, T0)
     assert asks(made) == [("a1", ("n1",))]
     (act,) = (act for act in made.upkeep_decisions if isinstance(act, RequestPreemptionCheckpoint))
     assert (act.requested_at, act.deadline_at) == (T0, T0 + MINUTE)
