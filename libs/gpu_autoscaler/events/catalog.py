@@ -103,6 +103,11 @@ AnyFact = (
 
 # Every fact, in the order of the unions, which let the type checker prove that `fold` is exhaustive.
 FACTS: tuple[type[Fact], ...] = get_args(AnyFact)
+# What decisions are made from, without telemetry.
+STATE_FACTS: tuple[type[Fact], ...] = get_args(
+    JobFact | PodFact | NodeFact | SpotFact | ScalingFact | CostFact | DemandFact | PolicyFact
+)
+INSTANCE_FACTS: tuple[type[Fact], ...] = get_args(NodeFact | SpotFact | ScalingFact)
 
 
 def _whole(fact: type[Fact]) -> type[Any]:

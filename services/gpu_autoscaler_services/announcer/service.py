@@ -11,7 +11,7 @@ from gpu_autoscaler.core.explain.kube_events import Announcement, announcements
 from gpu_autoscaler.core.explain.status import StatusView
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.catalog import STATE_FACTS
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import ScalingDrainCancelled, ScalingPlanMade, ScalingPodEvicted
@@ -28,7 +28,6 @@ TICK_SECONDS = 10.0
 # An unchanged message is repeated before Kubernetes forgets it (kube-apiserver --event-ttl is an hour, read
 # 2026-11-21); a changed one sooner, but not with every number that changes in it.
 REPEAT_AFTER, REWORD_AFTER = timedelta(minutes=30), timedelta(minutes=1)
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 
 log = structlog.get_logger()
 
@@ -45,7 +44,7 @@ class Announcer:
 
     name: ClassVar[str] = "announcer"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
-    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
+    folds: ClassVar[tuple[type[Fact], ...]] = STATE_FACTS
     publishes: ClassVar[tuple[type[Fact], ...]] = ()
     urgent: ClassVar[tuple[type[Fact], ...]] = (
         ScalingPlanMade,

@@ -25,7 +25,7 @@ from gpu_autoscaler.cloudmeta.reports import (
 )
 from gpu_autoscaler.core.state.retention import is_past_retention
 from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord
-from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.catalog import INSTANCE_FACTS
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotRebalanceRecommended
 from gpu_autoscaler.model.errors import InvalidFact
@@ -34,7 +34,6 @@ from gpu_autoscaler.runtime.projection import StateView
 
 INSTANCES_WAITING_MAX = 20_000
 REPORTS_AT_ONCE_MAX = 256  # published together
-_FOLDED_DOMAINS = frozenset({"node", "spot", "scaling"})
 
 Answer = Callable[[bytes], Awaitable[None]]
 
@@ -97,7 +96,7 @@ class NodeGateway:
 
     name: ClassVar[str] = "node_gateway"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
-    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
+    folds: ClassVar[tuple[type[Fact], ...]] = INSTANCE_FACTS
     publishes: ClassVar[tuple[type[Fact], ...]] = (SpotNoticeReceived, SpotNoticeWithdrawn, SpotRebalanceRecommended)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = None

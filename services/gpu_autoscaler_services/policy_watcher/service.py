@@ -13,7 +13,7 @@ import structlog
 from gpu_autoscaler.core.explain.kube_events import MESSAGE_LENGTH_MAX, Announcement
 from gpu_autoscaler.core.policy.documents import DocumentResolution, resolve_documents
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.catalog import STATE_FACTS
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.policy import PolicyDocumentsAccepted
 from gpu_autoscaler.kube.protocol import POLICIES, Changed, Deleted, Kind, Listed, NotFound, WatchItem
@@ -29,7 +29,6 @@ from gpu_autoscaler_services.policy_watcher.status import policy_status
 STATUS_INTERVAL = timedelta(seconds=30)
 # The documents are published again before the stream drops them (`bus/streams.py`), for readers of the oldest fact.
 REPUBLISH_AFTER = timedelta(days=7)
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 
 log = structlog.get_logger()
 
@@ -59,7 +58,7 @@ class PolicyWatcher:
 
     name: ClassVar[str] = "policy_watcher"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
-    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
+    folds: ClassVar[tuple[type[Fact], ...]] = STATE_FACTS
     publishes: ClassVar[tuple[type[Fact], ...]] = (PolicyDocumentsAccepted,)
     urgent: ClassVar[tuple[type[Fact], ...]] = (PolicyDocumentsAccepted,)  # then the status is due
     tick_seconds: ClassVar[float | None] = 2.0

@@ -21,7 +21,7 @@ from gpu_autoscaler.core.provisioning.batching import BRAKED_PLAN_INTERVAL_MAX, 
 from gpu_autoscaler.core.provisioning.forecast_gauges import ForecastGauges, forecast_gauges
 from gpu_autoscaler.core.state.interruption_history import is_reclaimed
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.catalog import STATE_FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -78,7 +78,6 @@ from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 
 # Instance states are versioned by the cloud, so they never restart with a new cluster.
 INSTANCE_EPOCH = 0
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 
 _TICK_SECONDS = 5.0
 # A notice waits for no launch, no termination and no other drain. Drains and terminations are handled again every
@@ -135,10 +134,7 @@ class Scaler:
         ScalingDrainResynced,
         ScalingNodeDrained,
     )
-    folds: ClassVar[tuple[type[Fact], ...]] = (
-        *(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS),
-        GpuNodeSummarized,
-    )
+    folds: ClassVar[tuple[type[Fact], ...]] = (*STATE_FACTS, GpuNodeSummarized)
     publishes: ClassVar[tuple[type[Fact], ...]] = (
         ScalingPlanMade,
         ScalingDecisionsRestored,

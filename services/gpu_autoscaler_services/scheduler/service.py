@@ -22,7 +22,7 @@ from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.queueing.scoring import estimates_due
 from gpu_autoscaler.core.state.queries import is_waiting, queue
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
-from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.catalog import STATE_FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -66,7 +66,6 @@ ACCEPTANCE_SECONDS = 0.5
 ACCEPTANCE_SECONDS_MAX = 60.0
 # The gateway commits its row milliseconds after the request: the row of a request this young may be missing yet.
 PROMISE_AGE_MAX = timedelta(seconds=10)
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 log = structlog.get_logger()
 
 
@@ -83,7 +82,7 @@ class Scheduler:
         JobListed,
         DemandReported,
     )
-    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
+    folds: ClassVar[tuple[type[Fact], ...]] = STATE_FACTS
     publishes: ClassVar[tuple[type[Fact], ...]] = (
         JobQueued,
         JobRejected,

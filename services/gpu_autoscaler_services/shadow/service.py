@@ -18,7 +18,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.catalog import STATE_FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -44,9 +44,6 @@ REAL_PLAN_AGE_MAX = timedelta(seconds=120)
 REAL_PLANS_COUNT_MAX = 64
 # Of a plan that is too large for the broker with all of them. `replay --policy` shows the others.
 DIFFERENCES_IF_TOO_LARGE_MAX = 1_000
-_FOLDED_DOMAINS = frozenset(
-    {"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"}
-)  # those of the scaler
 
 log = structlog.get_logger()
 
@@ -78,7 +75,7 @@ class Shadow:
     name: ClassVar[str] = "shadow"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
     folds: ClassVar[tuple[type[Fact], ...]] = (
-        *(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS),
+        *STATE_FACTS,
         GpuNodeSummarized,
         ShadowPlanMade,  # its own chain
     )

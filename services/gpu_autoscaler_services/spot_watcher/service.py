@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import ClassVar, Protocol
 
 from gpu_autoscaler.cloudmeta.protocol import QueuedEvent
-from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.catalog import INSTANCE_FACTS
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.spot import (
     SpotNoticeReceived,
@@ -19,8 +19,6 @@ from gpu_autoscaler.events.spot import (
 )
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
-
-_FOLDED_DOMAINS = frozenset({"node", "spot", "scaling"})
 
 
 class Watch(Protocol):
@@ -35,7 +33,7 @@ class SpotWatcher:
 
     name: ClassVar[str] = "spot_watcher"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
-    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
+    folds: ClassVar[tuple[type[Fact], ...]] = INSTANCE_FACTS
     publishes: ClassVar[tuple[type[Fact], ...]] = (
         SpotNoticeReceived,
         SpotNoticeWithdrawn,
