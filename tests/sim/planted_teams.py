@@ -39,6 +39,13 @@ TEAMS: Mapping[str, Planted] = {
         "    return not is_preempted_for_another(job) or remaining_count(state, job.queued.job_id) > 0\n",
         "    return not is_preempted_for_another(job)\n",
     ),
+    f"{_PREEMPTION}::test_nothing_is_bought_for_a_victim_before_its_pods_are_gone": Planted(
+        "a preempted job gets a node beyond its cohort's quota while its pods end",
+        2,
+        f"{_CORE}/demand/quotas.py",
+        "            reason = ending_victim(self._state, record, self._policy)\n",
+        "            pass\n",
+    ),
     f"{_PREEMPTION}::test_nobody_borrows_what_its_owner_has_once_its_own_victim_has_ended": Planted(
         "others borrow what an owner waits for while its preempted job ends, and lose jobs for it",
         2,

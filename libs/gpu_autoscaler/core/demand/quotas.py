@@ -157,6 +157,8 @@ class _Grants:
         reason = self._resource_quotas.refusal(spec, item.member_count)
         if reason is None and needs_quota:
             reason = self._quota_reason(record, spec)
+        elif reason is None:
+            reason = ending_victim(self._state, record, self._policy)
         if reason is None:
             self._resource_quotas.take(spec, item.member_count)
         else:
@@ -214,6 +216,19 @@ def requeue_key(job_id: JobId, attempt: int) -> str:
 def last_attempt(job: JobRecord) -> int:
     """Return the number of the job's last attempt; 0: it has not been placed."""
     return 0 if job.placed is None else job.placed.attempt
+
+
+def ending_victim(state: ClusterState, job: JobRecord, policy: ScalingPolicy) -> PreemptedForJob | None:
+    """Return why a queued job does not start although it holds quota: it was preempted for another job, and its pods,
+    which use the quota, end as its Job is suspended."""
+    last = job.preempted
+    if job.queued is None or last is None or last.preemption is None or not is_preempted_for_another(job):
+        return None
+    left_count = remaining_count(state, job.queued.job_id)
+    if not left_count:
+        return None
+    until = last.preempted_at + timedelta(seconds=policy.quotas.yield_seconds_max)
+    return PreemptedForJob(for_job=last.preemption.for_job, until=until, pods_remaining_count=left_count)
 
 
 def awaited_job(state: ClusterState, job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> PreemptedForJob | None:

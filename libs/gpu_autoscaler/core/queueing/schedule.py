@@ -13,7 +13,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand.queue_order import in_queue_order, ordered_queue, overdue_jobs
-from gpu_autoscaler.core.demand.quotas import remaining_count, with_quota
+from gpu_autoscaler.core.demand.quotas import ending_victim, with_quota
 from gpu_autoscaler.core.demand.sources import demand, job_spec
 from gpu_autoscaler.core.disruption.drift import rebalance_recommended
 from gpu_autoscaler.core.nodes.views import NodeView, bin_key, node_views
@@ -28,13 +28,12 @@ from gpu_autoscaler.core.provisioning.topology_domains import place_in_one_domai
 from gpu_autoscaler.core.queueing.backfill import Release, Reservation, latest_end, releases_of_pods, reserve
 from gpu_autoscaler.core.queueing.job_budgets import offer_keys_of
 from gpu_autoscaler.core.state.freshness import stale_watch
-from gpu_autoscaler.core.state.queries import is_finished, is_member, is_preempted_for_another
+from gpu_autoscaler.core.state.queries import is_finished, is_member
 from gpu_autoscaler.core.state.retries import retries_used
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown
-from gpu_autoscaler.model.reasons.defer_limits import PreemptedForJob
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected, GangIncomplete, QueueHeadWaits, SpotExcluded
 
 _STEP = "schedule"
@@ -77,7 +76,8 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     outcomes.update(released)
     outcomes.update(_leaving_spot(state, waiting, policy, as_of))
     outcomes.update(_passing(waiting, outcomes, policy, released))
-    outcomes.update(_preempted_for_others(state, waiting, policy))
+    ending = {job_id: ending_victim(state, job, policy) for job_id, job in waiting.items()}
+    outcomes.update({job_id: reason for job_id, reason in ending.items() if reason is not None})
     placements: list[Placement] = []
     deferred: list[Deferred] = []
     for job_id, job in waiting.items():
@@ -353,23 +353,6 @@ def _leaving_spot(
         )
         for job_id, job in leaving.items()
         if left[job_id] and job.preempted is not None
-    }
-
-
-def _preempted_for_others(
-    state: ClusterState, waiting: Mapping[JobId, JobRecord], policy: ScalingPolicy
-) -> dict[JobId, DeferReason]:
-    """Return jobs that were preempted for another one and still have pods, which end as their Jobs are suspended."""
-    seconds = timedelta(seconds=policy.quotas.yield_seconds_max)
-    return {
-        job_id: PreemptedForJob(
-            for_job=job.preempted.preemption.for_job,
-            until=job.preempted.preempted_at + seconds,
-            pods_remaining_count=left_count,
-        )
-        for job_id, job in waiting.items()
-        if is_preempted_for_another(job) and (left_count := remaining_count(state, job_id))
-        if job.preempted is not None and job.preempted.preemption is not None
     }
 
 

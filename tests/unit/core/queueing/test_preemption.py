@@ -229,6 +229,18 @@ def test_the_victim_keeps_its_quota_until_its_pods_are_gone() -> None:
     assert why(ended, cohort(), "a1") == PreemptedForJob(for_job=JobId("b1"), until=T0 + timedelta(seconds=600))
 
 
+def test_nothing_is_bought_for_a_victim_before_its_pods_are_gone() -> None:
+    """The other job has its place already. The pods still use the victim's quota; its next attempt needs it again."""
+    victim = job("a1", gpus=8, project_id="a", placed_on=("n1",), is_running=True)
+    deleted = pod("a1-0", on="n1", gpus=8, job_id="a1", owner_kind="Job", deleting_since=T0)
+    started = job("b1", project_id="b", gpus=8, placed_on=("n3",))
+    state = given(NODES, node("n3"), four_of_a()[2], four_of_a()[3], victim, deleted, preempted("a1", "b1"), started)
+
+    (reason,) = [held.reason for held in plan(state, cohort(), T0).deferred if held.subject == "job/a1"]
+    assert isinstance(reason, PreemptedForJob)
+    assert reason.pods_remaining_count == 1
+
+
 def test_nobody_borrows_what_its_owner_has_once_its_own_victim_has_ended() -> None:
     """B runs nothing else and may have 8 soon; a, which would borrow 4 of them, keeps its 8 and loses no job."""
     ending = (*running("b1", "b", on="n2"), *preempted("b1", "a1"))
