@@ -67,11 +67,11 @@ def _parts(schema: type[msgspec.Struct]) -> Mapping[str, type[msgspec.Struct] | 
     return {field.encode_name: struct_of(field.type) for field in msgspec.structs.fields(schema)}
 
 
-def unknown_name(path: str, name: str, known: Iterable[str], kind: str = "key") -> str:
+def unknown_name(path: str, name: str, known: Iterable[str]) -> str:
     """Return the error about an unknown name, with the nearest known one."""
     known = tuple(known)
     near = difflib.get_close_matches(name, known, n=1)
-    return f"{path}: unknown {kind} {name!r}" + (
+    return f"{path}: unknown key {name!r}" + (
         f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"
     )
 

@@ -12,18 +12,16 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.runtime.documents import load_documents, read_struct
 
 
-def load_policy(path: Path | None, offers: tuple[Offer, ...] | None = None) -> ScalingPolicy:
+def load_policy(path: Path | None) -> ScalingPolicy:
     """Return the policy of the file (TOML or YAML), the default policy without one. Raises ConfigError listing every
     error.
-
-    With `offers` (all available offers) a pool that matches none of them is an error too.
     """
     if path is None:
         return DEFAULT_POLICY
     documents = load_documents(path)
     if len(documents) > 1:
         raise ConfigError(str(path), [f"{len(documents)} documents; keep the policy in one"])
-    return policy_of(documents[0] if documents else {}, str(path), offers)
+    return policy_of(documents[0] if documents else {}, str(path))
 
 
 def policy_of(document: Mapping[str, Any], source: str, offers: tuple[Offer, ...] | None = None) -> ScalingPolicy:

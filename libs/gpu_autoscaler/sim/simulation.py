@@ -138,8 +138,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 class Simulation:
     """All parts of one run."""
 
-    _node_seconds = 0.0
-
     def __init__(self, setting: Setting, roles: Roles) -> None:
         self.setting, self._roles = setting, roles
         self.loop = VirtualLoop()
@@ -383,7 +381,6 @@ class Simulation:
     def _advance(self, seconds: float) -> None:
         if self.monitor.violations:
             return
-        self._node_seconds += seconds * sum(machine.is_alive for machine in self.cloud.machines)
         timer = self.loop.call_later(seconds, self.loop.stop)
         self.loop.run_forever()
         timer.cancel()

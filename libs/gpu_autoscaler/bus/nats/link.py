@@ -223,16 +223,14 @@ class NatsLink:
                 f"broker at {self._server()} does not answer: {self.last_error or 'no connection'}"
             ) from exc
 
-    async def send_request(
-        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
-    ) -> asyncio.Future[Frame]:
+    async def send_request(self, subject: str, payload: bytes) -> asyncio.Future[Frame]:
         """Send a request; the future is its answer, or TransientError when the connection breaks first.
 
         The caller limits the wait and cancels the future when it stops waiting.
         """
         reply, answer = self._expect_answer()
         try:
-            await self.send(subject, payload, reply=reply, headers=headers)
+            await self.send(subject, payload, reply=reply)
         except TransientError as exc:
             if not answer.done():
                 answer.set_exception(exc)

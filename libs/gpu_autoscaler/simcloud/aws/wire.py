@@ -94,11 +94,10 @@ def element(name: str, value: object) -> str:
     return f"<{name}>{escape(str(value))}</{name}>"
 
 
-def elements(name: str, items: Iterable[Mapping[str, object]], *, item: str = "item") -> str:
+def elements(name: str, items: Iterable[Mapping[str, object]]) -> str:
     """Return a list of structures."""
     inner = "".join(
-        f"<{item}>" + "".join(element(key, value) for key, value in structure.items()) + f"</{item}>"
-        for structure in items
+        f"<item>{''.join(element(key, value) for key, value in structure.items())}</item>" for structure in items
     )
     return f"<{name}>{inner}</{name}>"
 

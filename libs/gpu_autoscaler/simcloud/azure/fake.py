@@ -61,9 +61,9 @@ class AzureFake(RestFake):
     def id_of(kind: str, name: str) -> str:
         return f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/Microsoft.Compute/{kind}/{name}"
 
-    def offer_flexible(self, name: str, *, zones: Sequence[str] = market.ZONES) -> str:
+    def offer_flexible(self, name: str) -> str:
         """Create a flexible scale set, as users' own tools would."""
-        body = {"location": self.region, "zones": list(zones), "properties": dict(market.FLEXIBLE)}
+        body = {"location": self.region, "zones": list(market.ZONES), "properties": dict(market.FLEXIBLE)}
         self.scale_sets.put(name, body)
         return name
 
