@@ -1,7 +1,7 @@
 """The retention of the soak: at least a hundredfold shorter, so that every stream discards during the run.
 
-The one place to switch where stream limits become a setting: `limits_of` gives what each stream keeps. The services
-repeat living objects and full lists in proportion to the retention; these intervals are shortened with it.
+`limits_of` gives what each stream keeps. The services repeat living objects and full lists in proportion to the
+retention; these intervals are shortened with it.
 """
 
 from collections.abc import Mapping
