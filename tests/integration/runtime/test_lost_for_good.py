@@ -100,6 +100,8 @@ async def test_a_connection_that_is_closed_for_good_ends_the_process(server: Nat
         async with asyncio.timeout(60):
             while not any(line["event"] == "service started" for line in lines):
                 await asyncio.sleep(0.02)
-            await opened[0]._link.client._send_command(b"NONSENSE\r\n")
+            client = opened[0]._link.client
+            await client._send_command(b"NONSENSE\r\n")
+            await client._flush_pending()  # else it is written with the next command, whenever that comes
             assert await served == EXIT_FAILED
     assert any(line["event"] == "broker connection closed for good" for line in lines)
