@@ -39,7 +39,7 @@ ECONOMY: Mapping[str, Planted] = {
         "spot is spread whatever it costs a month",
         2,
         f"{_CORE}/provisioning/selection.py",
-        "        ratio = 1.0 if is_paid_up else rules.capacity_pool_gpu_ratio_max\n",
+        "        ratio = 1.0 if is_limit_reached else rules.capacity_pool_gpu_ratio_max\n",
         "        ratio = rules.capacity_pool_gpu_ratio_max\n",
     ),
     f"{_WAITS}::test_other_work_does_not_wait": Planted(

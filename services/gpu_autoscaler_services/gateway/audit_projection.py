@@ -6,7 +6,6 @@ several gateways one is first. While no gateway runs, facts wait on the stream, 
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -26,6 +25,7 @@ from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientEr
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.history import History, Stored
 from gpu_autoscaler.store.protocol import Store, StreamPosition
+from gpu_autoscaler_services.background import background
 from gpu_autoscaler_services.gateway.audit import NAME_LENGTH_MAX, REASON_LENGTH_MAX, AuditTrail, act_of
 
 ACTS: tuple[type[Fact], ...] = (
@@ -122,13 +122,8 @@ async def following(projection: AuditProjection, trail: AuditTrail) -> AsyncIter
                 log.exception("audit trail failed, retried")
             await asyncio.sleep(INTERVAL_SECONDS)
 
-    task = asyncio.create_task(run(), name="audit trail")
-    try:
+    async with background(run(), "audit trail"):
         yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def cut_expired(store: Store, now: datetime, age_max: timedelta) -> None:

@@ -323,14 +323,14 @@ async def test_expired_entries_are_removed_and_broken_ones_stay(gate: Front, tmp
     assert len(await entries_of(store)) == 3
     later = now + timedelta(days=3)
     connection = store._connection  # type: ignore[attr-defined]  # as somebody with the file
-    await asyncio.to_thread(
-        connection.execute, "UPDATE audit SET entry = replace(entry, '404', '200') WHERE number = 2"
+    (written,) = await asyncio.to_thread(
+        lambda: connection.execute("SELECT entry FROM audit WHERE number = 2").fetchone()
     )
+    change = "UPDATE audit SET entry = ? WHERE number = 2"
+    await asyncio.to_thread(connection.execute, change, (written.replace("404", "200"),))
     await cut_expired(store, later, timedelta(days=1))
     assert len((await store.audit()).rows) == 3
-    await asyncio.to_thread(
-        connection.execute, "UPDATE audit SET entry = replace(entry, '200', '404') WHERE number = 2"
-    )
+    await asyncio.to_thread(connection.execute, change, (written,))
     await cut_expired(store, later, timedelta(days=1))
     (entry,) = await entries_of(store)
     assert (entry["verb"], entry["object"], entry["who"]) == ("cut_audit", "audit/1-3", "gpu-autoscaler")

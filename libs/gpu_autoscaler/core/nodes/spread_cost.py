@@ -1,4 +1,4 @@
-"""What it costs that no capacity pool has more than its share of spot: the premium of an insurance against a shortage.
+"""What it costs that no capacity pool has more than its share of spot, so that one shortage does not interrupt all.
 
 Counted as decided: the price of each present node less that of the cheaper offer that the share excluded.
 """

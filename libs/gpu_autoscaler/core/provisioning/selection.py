@@ -313,8 +313,8 @@ class OfferSelector:
         """Return how many GPUs may be spot in the capacity pool of each offering: the fewer, the more interruptions."""
         rules = self._policy.spot
         most = rules.capacity_pool_month_micro_usd_max
-        is_paid_up = most is not None and self._spread_micro_usd_per_hour * HOURS_PER_MONTH >= most
-        ratio = 1.0 if is_paid_up else rules.capacity_pool_gpu_ratio_max
+        is_limit_reached = most is not None and self._spread_micro_usd_per_hour * HOURS_PER_MONTH >= most
+        ratio = 1.0 if is_limit_reached else rules.capacity_pool_gpu_ratio_max
         whole = np.maximum(ratio * gpu_counts, float(rules.capacity_pool_gpu_count_min))
         shares: Floats = self._calm_ratios * whole
         return shares

@@ -87,9 +87,9 @@ class UnmetDemand(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="unmet_dem
         work = listed([subject_name(key) for key in self.demand]) or "the waiting work"
         selected = f"selected from {counted(self.offers_considered, 'offer')} at {price(self.price_micro_usd_per_hour)}"
         why = f"No running, booting or ordered node has capacity for {work}; {selected}."
-        return why + _alternatives(self.instead_of, self.dropped) + self._premium()
+        return why + _alternatives(self.instead_of, self.dropped) + self._spread_cost()
 
-    def _premium(self) -> str:
+    def _spread_cost(self) -> str:
         per_hour = (
             0 if self.instead_of is None else self.instead_of.spread_micro_usd_per_hour(self.price_micro_usd_per_hour)
         )

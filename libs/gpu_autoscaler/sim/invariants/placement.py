@@ -137,7 +137,7 @@ class PlacementInvariant:
         )
         works = self._workloads.works.values()
         placed_count += sum(len(work.done) for work in works if work.job.metadata.name == job_id)
-        places = placed_count + sum(_fit_count(spec.member_resources, capacity) for capacity in self._free_capacities())
+        places = placed_count + sum(fit_count(spec.member_resources, capacity) for capacity in self._free_capacities())
         if places < spec.gang_count:
             self._report(GANGS_WHOLE, f"nodes are bought for {job_id}: only {places} of {spec.gang_count} members fit")
 
@@ -160,7 +160,8 @@ class PlacementInvariant:
         self.order_ended(machine.order.action_id)
 
 
-def _fit_count(member: Resources, capacity: Resources) -> int:
+def fit_count(member: Resources, capacity: Resources) -> int:
+    """Return how many members the capacity has room for, up to 64."""
     count = 0
     while count < 64 and member.fits_in(capacity):
         capacity -= member

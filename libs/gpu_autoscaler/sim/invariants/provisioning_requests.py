@@ -23,7 +23,6 @@ from gpu_autoscaler.model.ids import ActionId, PodUid
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 from gpu_autoscaler.model.reasons.drain import NodeIdle, NodeUnderused
-from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.sim.actors.kueue import CLOSED, is_unserved, pods_count
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.cluster.cloud import Cloud
@@ -31,6 +30,7 @@ from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Entry, is_true
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED, accepts, free_capacity, is_open
 from gpu_autoscaler.sim.invariants import ANSWERS_TRUE, GANGS_WHOLE, NO_VOLUNTARY_REMOVAL, UPKEEP_DECIDED
+from gpu_autoscaler.sim.invariants.placement import fit_count
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 # Stated here again: a bug may change those of the core.
@@ -261,7 +261,7 @@ class ProvisioningRequestsInvariant:
             if known.status.phase not in FINISHED
             and (is_strict or (known.status.start_time is not None and known.status.start_time <= seen_by))
         ]
-        return sum(_fit_count(pod_requests(pod), free) for free in free_capacity(nodes, pods).values())
+        return sum(fit_count(pod_requests(pod), free) for free in free_capacity(nodes, pods).values())
 
 
 def _booked_since(request: ProvisioningRequest) -> datetime | None:
@@ -296,11 +296,3 @@ def _due(request: ProvisioningRequest, *, has_templates: bool) -> dict[str, date
     if not has_templates:
         return {"Failed": created_at + TEMPLATES}
     return {"Failed": _valid_until(request), "Accepted": created_at + TEMPLATES}
-
-
-def _fit_count(member: Resources, capacity: Resources) -> int:
-    count = 0
-    while count < 64 and member.fits_in(capacity):
-        capacity -= member
-        count += 1
-    return count
