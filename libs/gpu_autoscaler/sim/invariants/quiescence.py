@@ -12,6 +12,7 @@ from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
@@ -360,7 +361,4 @@ class Quiescence:
                 self._run.monitor.report(STATE_READABLE, f"{name}: {difference}")
 
     def _state(self) -> ClusterState:
-        state = EMPTY_STATE
-        for facts in self._run.bus.facts.values():
-            state = fold(state, facts)
-        return state
+        return self._run.bus.folded(FACTS)
