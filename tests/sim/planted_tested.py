@@ -291,4 +291,12 @@ TESTED: Mapping[str, Planted] = {
         "return random.uniform(0.0, longest)",
         "return 0.25 if longest else random.uniform(0.0, longest)",
     ),
+    "tests/unit/core/placement/test_pod_affinity.py::"
+    "test_pods_on_a_node_that_takes_none_now_count_in_a_spread[cordoned]": Planted(
+        "pods on cordoned nodes count in no spread",
+        1,
+        "libs/gpu_autoscaler/core/placement/bins.py",
+        "    return node_bin(view, pods, BinReadiness.CLOSED) if has_staying_pods else None\n",
+        "    return None\n",
+    ),
 }

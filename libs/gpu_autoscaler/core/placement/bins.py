@@ -20,8 +20,8 @@ from gpu_autoscaler.model.resources import Resources, Slices
 class _CurrentBins(Table[Bins]):
     """A bin for each node on which work may be planned: usable nodes, and ordered ones until their deadline.
 
-    The node of a canceled drain has a bin. Nodes under notice have none, nor those that are being removed, nor foreign
-    nodes that never were usable, whose readiness is unknown.
+    The node of a canceled drain has a bin, and one that takes no pods now a closed bin for those that it has. Nodes
+    under notice have none, nor those that are being removed.
     """
 
     def build(self, nodes: NodeIndex) -> Bins:
@@ -42,8 +42,10 @@ def _current_bin(view: NodeView, pods: PodsByNode) -> Bin | None:
         return None
     if view.is_usable:
         return node_bin(view, pods, BinReadiness.READY)
-    is_coming = view.drain is not None or (view.is_booting and view.order is not None)
-    return node_bin(view, pods, BinReadiness.COMING) if is_coming else None
+    if view.drain is not None or (view.is_booting and view.order is not None):
+        return node_bin(view, pods, BinReadiness.COMING)
+    has_staying_pods = view.node is not None and view.node.deleting_since is None and view.name in pods
+    return node_bin(view, pods, BinReadiness.CLOSED) if has_staying_pods else None
 
 
 def node_bin(view: NodeView, pods: PodsByNode, readiness: BinReadiness) -> Bin:

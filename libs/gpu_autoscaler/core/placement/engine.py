@@ -16,7 +16,7 @@ from gpu_autoscaler.core.placement.pod_affinity import Tally
 from gpu_autoscaler.core.placement.preference_scores import bin_keys, has_no_preference
 from gpu_autoscaler.core.placement.ranking import DEFAULT_PLACEMENT, Ranking
 from gpu_autoscaler.core.placement.resources import FIRST_SLICE, GPU, Bools, Ints, resources, row
-from gpu_autoscaler.core.placement.shapes import Bin, Shape
+from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
 from gpu_autoscaler.core.placement.topology import PodTopology
 from gpu_autoscaler.model import labels
 
@@ -60,7 +60,7 @@ class FreeCapacity:
         self._free = columns.free.copy()
         self._readiness, self._has_gpus, self._is_on_demand = columns.readiness, columns.has_gpus, columns.is_on_demand
         self._is_there = np.ones(len(there), dtype=np.bool_)
-        self._is_open = self._is_there.copy()  # takes more members
+        self._is_open = self._readiness != BinReadiness.CLOSED  # takes more members
         self._ranks: Ints | None = None  # of the keys; None: a bin was added since
         self._matchers = [columns.matcher]  # one for each batch of bins added
         self._topology = PodTopology(self._bins)
@@ -108,7 +108,7 @@ class FreeCapacity:
         self._has_gpus = np.concatenate((self._has_gpus, columns.has_gpus))
         self._is_on_demand = np.concatenate((self._is_on_demand, columns.is_on_demand))
         self._is_there = np.concatenate((self._is_there, is_new))
-        self._is_open = np.concatenate((self._is_open, is_new))
+        self._is_open = np.concatenate((self._is_open, columns.readiness != BinReadiness.CLOSED))
         self._matchers.append(columns.matcher)
         self._topology.follow(first)
         self._ranks = None

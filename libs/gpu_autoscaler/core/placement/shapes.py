@@ -32,6 +32,7 @@ class BinReadiness(enum.IntEnum):
     READY = 0
     COMING = 1  # ordered, launched or registered: capacity until its deadline
     BOUGHT = 2  # by the current plan
+    CLOSED = 3  # cordoned or not ready: takes nothing, but pod constraints count the pods that stay on it
 
 
 class Bin(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,6 +91,22 @@ def test_pods_on_a_node_that_takes_no_more_work_count_in_a_spread() -> None:
     assert zones_bought(made) == {"z-b": 1}
 
 
+@pytest.mark.parametrize("changes", [{"is_cordoned": True}, {"is_ready": False}], ids=["cordoned", "not ready"])
+def test_pods_on_a_node_that_takes_none_now_count_in_a_spread(changes: dict[str, bool]) -> None:
+    """Nothing is bought in the only offered zone: it has two pods already, and the zone of the closed node has one."""
+    made = planned(
+        in_zones("z-a"),
+        node("n1", offer(zone="z-a")),
+        node("n2", offer(zone="z-b"), is_ours=False, **changes),
+        *(web(f"r{n}", EVEN, on="n1") for n in range(2)),
+        web("r2", EVEN, on="n2"),
+        web("w0", EVEN),
+    )
+
+    assert not made.purchases
+    assert [deferral.reason.tag() for deferral in made.deferred] == [PodConstraintsViolated.tag()]
+
+
 def test_a_wider_skew_needs_fewer_zones() -> None:
     """With a skew of two both run on one node in the cheaper zone; at equal prices they spread."""
     wide = PodAffinitySpec(spreads=(Spread(topology_key=labels.ZONE, group=WEB, skew_count_max=2),))
