@@ -60,7 +60,7 @@ class FreeCapacity:
         self._free = columns.free.copy()
         self._readiness, self._has_gpus, self._is_on_demand = columns.readiness, columns.has_gpus, columns.is_on_demand
         self._is_there = np.ones(len(there), dtype=np.bool_)
-        self._is_open = self._readiness != BinReadiness.CLOSED  # takes more members
+        self._is_open: Bools = self._readiness != BinReadiness.CLOSED  # takes more members
         self._ranks: Ints | None = None  # of the keys; None: a bin was added since
         self._matchers = [columns.matcher]  # one for each batch of bins added
         self._topology = PodTopology(self._bins)
