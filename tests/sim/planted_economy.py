@@ -1,6 +1,6 @@
 """Bugs to plant in rules that save cost: they remove what work needs, or let work wait that must not.
 
-The plan check refuses most of what they decide, so tests find them.
+The plan check refuses most of what they decide, so tests find them; some by the plan check alone.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from tests.sim.planting import Planted
 _CORE = "libs/gpu_autoscaler/core"
 _SPARES = "tests/unit/core/disruption/test_spare_nodes.py"
 _SELECTION = "tests/unit/core/provisioning/test_selection.py"
+_CHECK = "tests/unit/core/check/test_plan_check.py"
 _WAITS = "tests/unit/core/provisioning/test_spot_waits.py"
 
 # By the test that finds it.
@@ -41,6 +42,13 @@ ECONOMY: Mapping[str, Planted] = {
         f"{_CORE}/provisioning/selection.py",
         "        ratio = 1.0 if is_limit_reached else rules.capacity_pool_gpu_ratio_max\n",
         "        ratio = rules.capacity_pool_gpu_ratio_max\n",
+    ),
+    f"{_CHECK}::test_a_plan_spreads_spot_no_further_than_the_policy_allows": Planted(
+        "what present nodes cost for the share of capacity pools is unknown",
+        2,
+        f"{_CORE}/nodes/spread_cost.py",
+        "    return decision.spread_micro_usd_per_hour or None\n",
+        "    return None\n",
     ),
     f"{_WAITS}::test_other_work_does_not_wait": Planted(
         "urgent work waits for spot",

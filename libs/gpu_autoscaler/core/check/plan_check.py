@@ -37,8 +37,9 @@ from gpu_autoscaler.events.scaling import ScalingNodeOrdered
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId, ProviderId
+from gpu_autoscaler.model.money import HOURS_PER_MONTH
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons.buy import BelowOverride, CapacityBuffer
+from gpu_autoscaler.model.reasons.buy import BelowOverride, CapacityBuffer, RejectionCause
 from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 from gpu_autoscaler.model.resources import Resources
@@ -54,6 +55,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[Viola
         _identity,
         _offers,
         _limits,
+        _spread_limit,
         spend_violations,
         quota_violations,
         cooldown_violations,
@@ -176,7 +178,7 @@ class _CountedCapacity:
     def __init__(self, state: ClusterState) -> None:
         self._nodes: Counter[tuple[tuple[str, ...], int]] = Counter()  # by limited owners, and GPUs of each
         self.nodes_of_unknown = self.gpus_of_unknown = 0  # bought for a pool and project that are unknown
-        self.price_micro_usd_per_hour = 0
+        self.price_micro_usd_per_hour = self.spread_micro_usd_per_hour = 0
         ended_records = [record.terminated for record in state.drains.values()]
         ended = {record.provider_id for record in ended_records if record is not None}
         instances = {instance.action_id: instance for instance in state.instances.values()}
@@ -234,6 +236,7 @@ class _CountedCapacity:
         """Count one more node."""
         self._nodes[_limit_owners(decided), decided.offer.resources.gpu_count] += 1
         self.price_micro_usd_per_hour += price_micro_usd_per_hour or 0
+        self.spread_micro_usd_per_hour += _spread_cost(decided)
 
     def of(self, owner: str) -> tuple[int, int]:
         """Return the nodes and GPUs that may be the owner's, of all for "": those of an unknown pool and project may be
@@ -244,6 +247,14 @@ class _CountedCapacity:
             sum(count for _, count in mine) + (self.nodes_of_unknown if is_any else 0),
             sum(gpus * count for gpus, count in mine) + (self.gpus_of_unknown if is_any else 0),
         )
+
+
+def _spread_cost(decided: BuyNode | ScalingNodeOrdered) -> int:
+    """Return what the node costs more an hour than the offer that the share of capacity pools excluded; 0: unknown."""
+    rejected = getattr(getattr(decided, "reason", None), "instead_of", None)
+    if rejected is None or rejected.because is not RejectionCause.CAPACITY_POOL_SHARE:
+        return 0
+    return (decided.offer.price_micro_usd_per_hour or 0) - int(rejected.price_micro_usd_per_hour)
 
 
 def _orphan_owners(zone: str | None, node: NodeObserved | None) -> tuple[str, ...]:
@@ -287,6 +298,24 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
     price, price_max = count.price_micro_usd_per_hour, policy.price_micro_usd_per_hour_max
     if price_max is not None and price > price_max:
         yield Violation(f"the fleet would cost {price} micro-dollars an hour of at most {price_max}", *bought)
+
+
+def _spread_limit(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """Yield purchases for the share of capacity pools after that costs what the policy allows.
+
+    One of them may exceed the limit: the last one is bought while there is something left.
+    """
+    most = policy.spot.capacity_pool_month_micro_usd_max
+    costs = {bought: cost for bought in plan.purchases if (cost := _spread_cost(bought))}
+    if most is None or not costs:
+        return
+    before = _CountedCapacity(state).spread_micro_usd_per_hour + sum(costs.values()) - max(costs.values())
+    if before * HOURS_PER_MONTH >= most:
+        yield Violation(
+            f"{len(costs)} nodes are bought for the share of capacity pools, which costs {before * HOURS_PER_MONTH} "
+            f"micro-dollars a month without one of them, of at most {most}",
+            *costs,
+        )
 
 
 def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
+from tests.support.purchases import spread
 from tests.support.stories import (
     HOUR,
     MINUTE,
@@ -33,6 +35,7 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, Deferred, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer_limits import Frozen
@@ -194,6 +197,31 @@ def test_a_limit_includes_orders_in_flight(limits: dict[str, Any], said: str) ->
     in_flight = bought(purchase("planned", at=NOW), at=NOW, is_ordered=False)
 
     assert said in mistakes(world(waiting(), node("n1"), in_flight), buy(), under=policy(**limits), held=("job/train",))
+
+
+@pytest.mark.parametrize(
+    ("usd_per_month_max", "count", "is_refused"),
+    [(None, 2, False), (366, 1, False), (365, 1, True), (731, 2, False), (730, 2, True), (0, 1, True)],
+)
+def test_spot_is_spread_no_further_than_the_policy_allows(
+    usd_per_month_max: int | None, count: int, *, is_refused: bool
+) -> None:
+    """A present node and each new one cost 365 USD a month for the share; only the last may reach the limit."""
+    state = world(waiting(members=count), node("n1", reason=spread(10.0, 9.5)))
+    buys = [buy(name, gang="job/train", reason=spread(10.0, 9.5)) for name in ("a", "b")[:count]]
+    limit = None if usd_per_month_max is None else usd_per_month_max * MICRO_USD_PER_USD
+    under = policy(spot={"capacity_pool_month_micro_usd_max": limit})
+
+    assert ("for the share of capacity pools" in mistakes(state, *buys, under=under)) is is_refused
+
+
+def test_a_plan_spreads_spot_no_further_than_the_policy_allows() -> None:
+    """Twelve pods, and a present node that costs what the share may cost: the plan is accepted."""
+    zones = offer(usd_per_hour=10.0), offer(zone="zone-b", usd_per_hour=10.5)
+    present = node("n1", offer("small", usd_per_hour=2.5, gpus=1), reason=spread(2.5, 2.0), at=T0 - HOUR)
+    state = given(present, *(pod(f"p{number}", gpus=8) for number in range(12)), on_sale(*zones))
+
+    accepted_plan(state, policy(spot={"capacity_pool_month_micro_usd_max": 365 * MICRO_USD_PER_USD}), T0)
 
 
 def test_refused_orders_do_not_count() -> None:
