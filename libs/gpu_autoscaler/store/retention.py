@@ -18,7 +18,6 @@ from gpu_autoscaler.store.protocol import Expiry
 from gpu_autoscaler.store.rows import document, instant, number_of
 
 PASSED_COUNT_MAX = 50  # instances that have ended keep their last span
-JOBS_PASSED_COUNT_MAX = 2000  # of the oldest jobs, to find those that ended long ago
 _OLD_SPANS = (
     "provider_id = ? AND from_at < ? AND is_confirmed = 1 AND number <> "
     "(SELECT last_number FROM charged_instances AS charged WHERE charged.provider_id = ledger.provider_id)"
@@ -48,10 +47,8 @@ DELETE FROM plans WHERE made_at < ? AND number IN (SELECT number FROM plans ORDE
 """
 
 _DELETE_JOBS = """
-DELETE FROM jobs WHERE number IN (
-    SELECT number FROM (SELECT number, finished_at FROM jobs ORDER BY number LIMIT ?) AS oldest
-    WHERE finished_at < ? ORDER BY number LIMIT ?
-) RETURNING job_id
+DELETE FROM jobs WHERE number IN (SELECT number FROM jobs WHERE finished_at < ? ORDER BY finished_at LIMIT ?)
+RETURNING job_id
 """
 
 
@@ -122,7 +119,7 @@ def delete_expired(expiry: Expiry, count_max: int) -> Operation[int]:
     instances = yield _DELETE_INSTANCES, (number_of(expiry.ledger_before), count_max)
     for (number,) in instances:
         yield "DELETE FROM ledger WHERE number = ?", (number,)
-    jobs = yield _DELETE_JOBS, (JOBS_PASSED_COUNT_MAX, number_of(expiry.jobs_before), count_max)
+    jobs = yield _DELETE_JOBS, (number_of(expiry.jobs_before), count_max)
     for (job_id,) in jobs:
         yield "DELETE FROM charged_jobs WHERE job_id = ?", (job_id,)
     days = yield _DELETE_DAYS, (period_name("day", expiry.ledger_before), count_max)

@@ -126,6 +126,18 @@ class StoreContract:
         assert await store.job(JobId("job-1")) is None
         assert await store.job_template(JobId("job-1")) is None
 
+    @pytest.mark.sweep
+    async def test_an_ended_job_is_deleted_however_many_older_ones_are_open(self, store: Store) -> None:
+        """More open ones than a cluster's queue: they stay, and what they precede goes."""
+        opened = [JobId(f"open-{number}") for number in range(2100)]
+        for job_id in opened:
+            await store.accept_job(job(job_id), request_digest="a", accepted_at=T0)
+        await store.accept_job(job("ended"), request_digest="a", accepted_at=T0)
+        await store.finish_job(JobId("ended"), outcome="completed", finished_at=T0 + timedelta(days=1))
+        assert await delete_one_of_each(store) == 1
+        assert await store.job(JobId("ended")) is None
+        assert await store.job(opened[0]) is not None
+
     async def test_of_two_processes_one_accepts_a_job(self, open_store: Open) -> None:
         """Many at once, through two openings of the same store: each job is accepted exactly once."""
         stores = [await open_store(), await open_store()]
