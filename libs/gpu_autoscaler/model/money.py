@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from gpu_autoscaler.model.resources import Resources
-
 MICRO_USD_PER_USD = 1_000_000
 HOURS_PER_MONTH = 730  # a twelfth of a year of 8,760 hours, as cloud price lists count
 _MICROSECONDS_PER_HOUR = 3_600_000_000
@@ -20,19 +18,6 @@ def cost_micro_usd(price_micro_usd_per_hour: int, duration: timedelta) -> int:
     if microseconds < 0:
         raise ValueError(f"cost of a negative duration: {duration}")
     return price_micro_usd_per_hour * microseconds // _MICROSECONDS_PER_HOUR
-
-
-def member_price(micro_usd_per_hour: int, member: Resources, node: Resources) -> int:
-    """Return the price per hour of a member of a node, rounded up, by what the cost tracker allocates to it: its share
-    of the GPUs, or of the CPUs of a node without GPUs. Nothing for a member without GPUs on a node with GPUs; the whole
-    price where the share is unknown."""
-    if member.gpu_count or member.slices:
-        held, units = member.gpu_count, node.gpu_count
-    elif node.gpu_count or node.slices:
-        return 0
-    else:
-        held, units = member.cpu_milli, node.cpu_milli
-    return -(-micro_usd_per_hour * min(held, units) // units) if held and units else micro_usd_per_hour
 
 
 def split_micro_usd(amount_micro_usd: int, weights: Sequence[int]) -> tuple[int, ...]:

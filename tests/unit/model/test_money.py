@@ -5,9 +5,8 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.timed_facts import resources
 
-from gpu_autoscaler.model.money import cost_micro_usd, member_price, split_micro_usd
+from gpu_autoscaler.model.money import cost_micro_usd, split_micro_usd
 
 
 def test_an_hour_costs_the_price() -> None:
@@ -46,19 +45,3 @@ def test_an_amount_cannot_be_split_without_weights() -> None:
     assert split_micro_usd(0, [0, 0]) == (0, 0)
     with pytest.raises(ValueError, match="weights"):
         split_micro_usd(5, [0, 0])
-
-
-@pytest.mark.parametrize(
-    ("member", "node", "price"),
-    [
-        ({"gpus": 2}, {"gpus": 8, "cpu": 96}, 25),
-        ({"gpus": 3, "cpu": 64}, {"gpus": 8, "cpu": 96}, 38),  # rounded up
-        ({"gpus": 0, "cpu": 4}, {"gpus": 0, "cpu": 16}, 25),
-        ({"gpus": 0, "cpu": 4}, {"gpus": 8, "cpu": 96}, 0),
-        ({"gpus": 2}, {"gpus": 0, "cpu": 96}, 100),  # a node whose GPUs are not there yet
-        ({"gpus": 0, "cpu": 0}, {"gpus": 0, "cpu": 16}, 100),
-    ],
-)
-def test_a_member_costs_its_share_of_a_node(member: dict[str, int], node: dict[str, int], price: int) -> None:
-    """Of the GPUs, or of the CPUs where there are none; an unknown share costs the whole node."""
-    assert member_price(100, resources(**member), resources(**node)) == price

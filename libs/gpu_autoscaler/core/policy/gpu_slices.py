@@ -141,6 +141,19 @@ def gpu_units(amounts: Resources, node: Resources, gpu_memory_bytes: int | None)
     return amounts.gpu_count * whole + sum(count * _units_of_slice(name) for name, count in amounts.slices)
 
 
+def member_price(micro_usd_per_hour: int, member: Resources, node: Resources, gpu_memory_bytes: int | None) -> int:
+    """Return the price per hour of a member of a node, rounded up, by what the cost tracker allocates to it: its share
+    of the GPUs, or of the CPUs of a node without GPUs. Nothing for a member without GPUs on a node with GPUs; the whole
+    price where the share is unknown."""
+    if member.has_gpus:
+        held, units = (gpu_units(amounts, node, gpu_memory_bytes) for amounts in (member, node))
+    elif node.has_gpus:
+        return 0
+    else:
+        held, units = member.cpu_milli, node.cpu_milli
+    return -(-micro_usd_per_hour * min(held, units) // units) if held and units else micro_usd_per_hour
+
+
 def gpu_count_min(node: Resources, gpu_memory_bytes: int | None) -> int:
     """Return how many GPUs have this many slices at least; of a replica, which may be any part of a GPU, one each."""
     if not node.slices:

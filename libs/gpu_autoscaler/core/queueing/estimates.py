@@ -20,6 +20,7 @@ from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.nodes.views import NodeView, bin_key
 from gpu_autoscaler.core.placement.resources import Ints
 from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
+from gpu_autoscaler.core.policy.gpu_slices import member_price
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog, Offering
 from gpu_autoscaler.core.queueing.backfill import START_SECONDS_MAX
@@ -31,7 +32,7 @@ from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.format import counted, instant
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.model.money import cost_micro_usd, member_price
+from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.reasons.defer import DeferReason, OffersUnavailable
 from gpu_autoscaler.model.reasons.defer_limits import Frozen, PoolPaused
 from gpu_autoscaler.model.reasons.defer_waits import CapacityReserved, ReservationHeld
@@ -131,7 +132,7 @@ class Estimates:
         return self._costed(
             Estimate(basis="purchase", why=why, start_at=_later(middle), start_at_earliest=_later(low),
                      start_at_latest=_later(high)),
-            _share(offer.price_micro_usd_per_hour, shape, offer.resources), spec,
+            _share_of_new(offering, shape), spec,
         )  # fmt: skip
 
     def _on_completion(self, release: "ExpectedRelease", reason: DeferReason, spec: JobSpec) -> Estimate:
@@ -223,7 +224,9 @@ class Estimates:
     def _price(self, keys: tuple[str, ...], shape: Shape) -> int | None:
         """Mean price per hour of a member on these nodes; None if a price is unknown."""
         views = (self._bins[key] for key in keys)
-        shares = [_share(view.price_micro_usd_per_hour, shape, view.allocatable) for view in views]
+        shares = [
+            _share(view.price_micro_usd_per_hour, shape, view.allocatable, view.gpu_memory_bytes) for view in views
+        ]
         known = [share for share in shares if share is not None]
         return round(sum(known) / len(known)) if len(known) == len(shares) else None
 
@@ -253,9 +256,8 @@ class Estimates:
         """Lowest price per hour of a member of all offers, those without GPUs first; None: no offer fits, or no price
         is known."""
         shape = job_shape(spec)
-        offers = [self._catalog.offerings[place].offer for place in np.flatnonzero(self._catalog.members(shape))]
-        shares = ((offer.gpu_model is not None, _share(offer.price_micro_usd_per_hour, shape, offer.resources))
-                  for offer in offers)  # fmt: skip
+        offerings = [self._catalog.offerings[place] for place in np.flatnonzero(self._catalog.members(shape))]
+        shares = ((offering.offer.gpu_model is not None, _share_of_new(offering, shape)) for offering in offerings)
         known = ((has_gpus, share) for has_gpus, share in shares if share is not None)
         return min(known, default=(False, None))[1]
 
@@ -336,8 +338,13 @@ def _later(at: datetime) -> datetime:
     return at + timedelta(seconds=START_SECONDS)
 
 
-def _share(price: int | None, shape: Shape, node: Resources) -> int | None:
-    return None if price is None else member_price(price, shape.resources, node)
+def _share(price: int | None, shape: Shape, node: Resources, gpu_memory_bytes: int | None) -> int | None:
+    return None if price is None else member_price(price, shape.resources, node, gpu_memory_bytes)
+
+
+def _share_of_new(offering: Offering, shape: Shape) -> int | None:
+    node = offering.node
+    return _share(offering.offer.price_micro_usd_per_hour, shape, node.free, node.gpu_memory_bytes)
 
 
 @cached_by_identity(2)

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.limits.spend import cost_rounded_up, counted_at
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.policy.gpu_slices import member_price
 from gpu_autoscaler.core.state.state import Charge, ClusterState, JobRecord, JobSpent
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.format import money
 from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec, Violation
-from gpu_autoscaler.model.money import cost_micro_usd, member_price
+from gpu_autoscaler.model.money import cost_micro_usd
 
 # Time that a job has to save a checkpoint before its budget is exhausted and it ends.
 CHECKPOINT_SECONDS = 120.0
@@ -107,7 +108,7 @@ def _job_spend(
         if view.price_micro_usd_per_hour is None:
             unpriced += [view] if view.is_ours else []  # nodes of others are not billed
             continue
-        price = member_price(view.price_micro_usd_per_hour, pod.requests, view.allocatable)
+        price = member_price(view.price_micro_usd_per_hour, pod.requests, view.allocatable, view.gpu_memory_bytes)
         spent += cost_rounded_up(price, since, now)
         soon += cost_rounded_up(price, since, now + timedelta(seconds=CHECKPOINT_SECONDS))
     return JobSpend(

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.policy.gpu_slices import member_price
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.estimates import Estimates
 from gpu_autoscaler.core.state.duration_history import run_seconds_of
@@ -16,7 +17,7 @@ from gpu_autoscaler.core.state.queries import is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored, RunScore
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.money import cost_micro_usd, member_price
+from gpu_autoscaler.model.money import cost_micro_usd
 
 PUBLISHED_AT_ONCE_MAX = 500  # per tick; the rest follows in the next tick
 
@@ -92,5 +93,6 @@ def _cost_error(job: JobRecord, views: Mapping[str, NodeView]) -> int | None:
         view = views.get(name)
         if view is None or view.price_micro_usd_per_hour is None:
             return None
-        hourly += member_price(view.price_micro_usd_per_hour, spec.member_resources, view.allocatable)
+        price, held = view.price_micro_usd_per_hour, spec.member_resources
+        hourly += member_price(price, held, view.allocatable, view.gpu_memory_bytes)
     return cost_micro_usd(hourly, timedelta(seconds=expected.run_seconds)) - expected.cost_micro_usd

@@ -10,13 +10,15 @@ from tests.support.stories import T0, Story, given, job, node, offer, on_sale, p
 
 from gpu_autoscaler.core.demand.sources import job_shape
 from gpu_autoscaler.core.intake.admission import admit, supply
-from gpu_autoscaler.core.policy.gpu_slices import GpuSharing, gpu_units
+from gpu_autoscaler.core.policy.gpu_slices import GpuSharing, gpu_units, member_price
 from gpu_autoscaler.core.policy.policy import NodePool
 from gpu_autoscaler.core.policy.validation import policy_violations
+from gpu_autoscaler.core.queueing.estimates import Estimates
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.gpu import GIBIBYTE
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import GpuRequirements, JobSpec, Violation
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.defer import NoOfferFits
@@ -198,6 +200,37 @@ def test_slices_add_up_to_the_cost_of_the_gpu() -> None:
     assert gpu_units(Resources(slices=((LARGE, 1),)), halves, None) * 2 == gpu_units(halves, halves, None)
     whole = Resources(gpu_count=8)
     assert gpu_units(Resources(gpu_count=3), whole, None) == 3
+
+
+@pytest.mark.parametrize(
+    ("member", "node", "price"),
+    [
+        (Resources(gpu_count=2), Resources(gpu_count=8, cpu_milli=96_000), 25),
+        (Resources(gpu_count=3, cpu_milli=64_000), Resources(gpu_count=8, cpu_milli=96_000), 38),  # rounded up
+        (Resources(cpu_milli=4000), Resources(cpu_milli=16_000), 25),
+        (Resources(cpu_milli=4000), Resources(gpu_count=8, cpu_milli=96_000), 0),
+        (Resources(cpu_milli=4000), Resources(slices=((SMALL, 7),), cpu_milli=96_000), 0),
+        (Resources(gpu_count=2), Resources(cpu_milli=96_000), 100),  # a node whose GPUs are not there yet
+        (Resources(), Resources(cpu_milli=16_000), 100),
+        (Resources(slices=((SMALL, 1),)), Resources(slices=((SMALL, 7),)), 15),
+        (Resources(slices=((LARGE, 1),)), Resources(slices=((SMALL, 4), (LARGE, 1))), 50),
+        (Resources(slices=((SMALL, 1),)), Resources(gpu_count=1), 100),  # a node whose GPUs are whole yet
+    ],
+)
+def test_a_member_costs_its_share_of_a_node(member: Resources, node: Resources, price: int) -> None:
+    """Of the GPUs, or of the CPUs where there are none; an unknown share costs the whole node."""
+    assert member_price(100, member, node, 40 * GIBIBYTE) == price
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["to be bought", "there"])
+def test_a_job_on_a_slice_is_estimated_at_its_share(*, is_there: bool) -> None:
+    """A seventh of the node's price for an hour."""
+    one_gpu, small = offer("one", gpus=1, usd_per_hour=7.0), Resources(slices=((SMALL, 1),), pod_count=1)
+    train = job("train", member_resources=small, duration_seconds_max=3600.0)
+    there = node("n1", one_gpu, slices={SMALL: 7}, pool="slices") if is_there else ()
+    estimate = Estimates(given(there, train, on_sale(one_gpu)), policy(pools=(SLICES,)), T0).of(JobId("train"))
+    assert estimate is not None
+    assert estimate.cost_micro_usd == 1_000_000
 
 
 # ---- validation
