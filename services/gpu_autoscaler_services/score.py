@@ -16,16 +16,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.sim.scoring.baselines.offline import OFFLINE
 from gpu_autoscaler.sim.scoring.metrics import Score
-from gpu_autoscaler_services.score_cases import WORLDS, Case, keep_score, kept_score, score, systems_of
+from gpu_autoscaler.sim.scoring.ours import WITHOUT_LEVER
+from gpu_autoscaler_services.score_cases import OMNISCIENT, WORLDS, Case, keep_score, kept_score, score, systems_of
 from gpu_autoscaler_services.score_page import (
+    BOUND_COLUMNS,
     CAUSE_COLUMNS,
     COLUMNS,
+    LEVER_COLUMNS,
     RATIO_COLUMNS,
     ScenarioScores,
     ScoreReport,
+    bound_rows,
     cause_rows,
     cells,
+    lever_rows,
     page,
     ratio_rows,
 )
@@ -45,8 +51,7 @@ def main() -> int:
         Case(world, system, seed, options.hours)
         for world in worlds
         for seed in seeds
-        for system in systems_of(world)
-        if not options.system or system in options.system
+        for system in _systems(world, options)
     ]
     console = Console(width=CONSOLE_WIDTH)
     try:
@@ -87,10 +92,25 @@ def main() -> int:
     return 1 if broken else 0
 
 
+def _systems(world: str, options: argparse.Namespace) -> list[str]:
+    """Return the systems to score in this scenario."""
+    usual, more = systems_of(world), (OFFLINE, *WITHOUT_LEVER)
+    named = [name for name in (*usual, *more) if name in options.system] if options.system else list(usual)
+    if options.offline:
+        named += [OMNISCIENT, OFFLINE]
+    if options.ablations:
+        named += WITHOUT_LEVER
+    return list(dict.fromkeys(named))
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make score", description=__doc__)
     parser.add_argument("--world", choices=list(WORLDS), action="append", help="only this scenario; repeatable")
     parser.add_argument("--system", action="append", help="only this system; repeatable")
+    parser.add_argument("--offline", action="store_true", help="also the offline schedule; prints bounds of the cost")
+    parser.add_argument(
+        "--ablations", action="store_true", help="also ours with each rule that saves cost switched off"
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of synthetic jobs, or window of a trace")
     parser.add_argument("--seeds", type=int, help="score seeds 1 to this number, and compare over them")
     parser.add_argument("--hours", type=float, default=HOURS, help="hours in which jobs arrive")
@@ -148,6 +168,10 @@ def tables(report: ScoreReport) -> Iterator[Table]:
             yield _table(title, COLUMNS, map(cells, rounds[0].scores))
         yield _table(f"{title}; USD by cause, mean of {len(rounds)}", CAUSE_COLUMNS, cause_rows(rounds))
     yield _table("ours, relative to", RATIO_COLUMNS, ratio_rows(report.rounds))
+    if bounds := list(bound_rows(report.rounds)):
+        yield _table("USD, and relative to karpenter-like", BOUND_COLUMNS, bounds)
+    if levers := list(lever_rows(report.rounds)):
+        yield _table("ours without one rule, relative to ours", LEVER_COLUMNS, levers)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -20,14 +20,18 @@ from gpu_autoscaler.sim.scoring.baselines.cluster_autoscaler import ClusterAutos
 from gpu_autoscaler.sim.scoring.baselines.karpenter import Karpenter
 from gpu_autoscaler.sim.scoring.baselines.known_demand import FixedFleet, score_omniscient, sized_for
 from gpu_autoscaler.sim.scoring.baselines.observation import Baseline
+from gpu_autoscaler.sim.scoring.baselines.offline import OFFLINE, score_offline
 from gpu_autoscaler.sim.scoring.baselines.utilization import UtilizationOnly, groups_for
 from gpu_autoscaler.sim.scoring.metrics import Score
 from gpu_autoscaler.sim.scoring.ours import (
     OURS,
     PLAIN_PODS,
+    VARIANTS,
+    WITHOUT_LEVER,
     WITHOUT_SAVE_REQUESTS,
     score_ours,
     score_plain_pods,
+    score_without_lever,
     score_without_save_requests,
 )
 from gpu_autoscaler.sim.scoring.runner import score_baseline
@@ -66,6 +70,7 @@ CODE_OF_BASELINES = (
     *_OF_ALL,
     *(f"{_SCORING}.baselines.{name}" for name in ("cluster_autoscaler", "karpenter", "utilization")),
 )
+CODE_OF_OFFLINE = (f"{_SCORING}.baselines.offline",)
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -92,6 +97,10 @@ def score(case: Case) -> Score:
         return score_plain_pods(scenario, ROLES, _manifest)
     if case.system == WITHOUT_SAVE_REQUESTS:
         return score_without_save_requests(scenario, ROLES)
+    if case.system in WITHOUT_LEVER:
+        return score_without_lever(scenario, ROLES, case.system)
+    if case.system == OFFLINE:
+        return score_offline(scenario)
     if case.system == OMNISCIENT:
         return score_omniscient(scenario)
     return score_baseline(scenario, BASELINES[case.system](scenario), _manifest)
@@ -123,8 +132,8 @@ def keep_score(case: Case, result: Score) -> None:
 
 def _kept_file(case: Case) -> Path:
     scenario = msgspec.json.encode(WORLDS[case.world](case.seed, case.hours))
-    is_ours = case.system in (OURS, PLAIN_PODS, WITHOUT_SAVE_REQUESTS)
-    code = code_digest(CODE_OF_OURS if is_ours else CODE_OF_BASELINES)
+    is_ours = case.system in (OURS, *VARIANTS)
+    code = code_digest(CODE_OF_OFFLINE if case.system == OFFLINE else CODE_OF_OURS if is_ours else CODE_OF_BASELINES)
     digest = hashlib.blake2b(f"{case.system}\0{code}\0".encode() + scenario, digest_size=16).hexdigest()
     return KEPT / f"{case.world}-{case.seed}-{digest}.json"
 

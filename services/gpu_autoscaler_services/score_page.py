@@ -1,15 +1,18 @@
 """Renders the results in docs/scores.md from the scores: tables, and where ours is worse."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from statistics import geometric_mean
 
 import msgspec
 
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.sim.scoring.baselines.karpenter import Karpenter
+from gpu_autoscaler.sim.scoring.baselines.known_demand import BOUND
+from gpu_autoscaler.sim.scoring.baselines.offline import OFFLINE
 from gpu_autoscaler.sim.scoring.causes import Cause
 from gpu_autoscaler.sim.scoring.metrics import ALL, Score
-from gpu_autoscaler.sim.scoring.ours import OURS, PLAIN_PODS, VARIANTS, WITHOUT_SAVE_REQUESTS
+from gpu_autoscaler.sim.scoring.ours import OURS, PLAIN_PODS, VARIANTS, WITHOUT_LEVER, WITHOUT_SAVE_REQUESTS
 
 
 class ScenarioScores(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +52,27 @@ RATIO_COLUMNS = (
     "compared with",
     "USD",
     "least to most",
+    "waiting mean",
+    "p95",
+    "evicted",
+    "lost GPU-h",
+)
+
+BOUND_COLUMNS = (
+    "world, seed",
+    "karpenter-like",
+    "ours",
+    "offline",
+    "bound",
+    "ours, ratio",
+    "offline, ratio",
+    "bound, ratio",
+)
+LEVER_COLUMNS = (
+    "rule",
+    "world",
+    "USD",
+    "change of the ratio to karpenter-like",
     "waiting mean",
     "p95",
     "evicted",
@@ -111,6 +135,45 @@ def ratio_rows(rounds: Sequence[ScenarioScores]) -> Iterator[tuple[str, ...]]:
         ]
         if pairs:
             yield (scope[0] if len(scope) == 1 else "all", system, other, *_ratios(pairs))
+
+
+def bound_rows(rounds: Sequence[ScenarioScores]) -> Iterator[tuple[str, ...]]:
+    """Yield the cost of karpenter-like, ours, the offline schedule and the bound in each scenario with such a schedule.
+
+    The least possible cost without reclaims is between the last two.
+    """
+    for scenario in rounds:
+        usd = {score.system: score.cost_usd for score in scenario.scores}
+        if OFFLINE not in usd:
+            continue
+        costs = [usd.get(system) for system in (Karpenter.name, OURS, OFFLINE, BOUND)]
+        ratios = [cost / costs[0] if cost and costs[0] else None for cost in costs[1:]]
+        figures = ("-" if figure is None else f"{figure:,.2f}" for figure in (*costs, *ratios))
+        yield (f"{scenario.world}, {scenario.seed}", *figures)
+
+
+def lever_rows(rounds: Sequence[ScenarioScores]) -> Iterator[tuple[str, ...]]:
+    """Yield ours without one rule relative to ours, for each rule in each scenario: geometric means over seeds.
+
+    The change is that of the cost relative to karpenter-like: above zero the rule saves.
+    """
+    for name, world in product(WITHOUT_LEVER, dict.fromkeys(scenario.world for scenario in rounds)):
+        scores = [{score.system: score for score in scenario.scores} for scenario in rounds if scenario.world == world]
+        pairs = [(by_system[name], by_system[OURS]) for by_system in scores if {name, OURS} <= by_system.keys()]
+        if pairs:
+            usd, _, *others = _ratios(pairs)
+            yield (name, world, usd, _change(name, scores), *others)
+
+
+def _change(name: str, scores: Sequence[Mapping[str, Score]]) -> str:
+    compared = [by_system for by_system in scores if {name, OURS, Karpenter.name} <= by_system.keys()]
+    if not compared:
+        return "-"
+    without, ours = (
+        geometric_mean([by_system[system].cost_usd / by_system[Karpenter.name].cost_usd for by_system in compared])
+        for system in (name, OURS)
+    )
+    return f"{without - ours:+.3f}"
 
 
 def _ratios(pairs: Sequence[tuple[Score, Score]]) -> tuple[str, ...]:

@@ -157,28 +157,33 @@ class _Prices:
         return self._known[key].items()
 
     def _by_cause(self, pod: core.Pod, machine: Machine) -> Mapping[Cause, Fraction]:
-        """Compare the machine's price with those of other zones, spot, and other types that the pod accepts."""
-        offer, requests, price = machine.offer, pod_requests(pod), machine.price_micro_usd_per_hour
-        has_gpus = bool(offer.resources.gpu_count)
-        accepted = [
-            other
-            for other in self._offers
-            if bool(other.resources.gpu_count) == has_gpus and accepts(pod.spec, _node_of(other))
-        ]
-        alike = [other for other in accepted if other.instance_type == offer.instance_type]
-        spot = [_price(o) for o in alike if o.capacity_type is CapacityType.SPOT and o.zone == offer.zone]
-        is_bridged = bool(spot) and offer.capacity_type is not CapacityType.SPOT
-        in_zone = min(spot) if is_bridged else price
-        capacity_type = CapacityType.SPOT if is_bridged else offer.capacity_type
-        of_type = min([in_zone, *(_price(o) for o in alike if o.capacity_type is capacity_type)])
-        share = _share(requests, offer)
-        floor = min([of_type * share, *(_price(other) * _share(requests, other) for other in accepted)])
-        return {
-            Cause.FLOOR: floor,
-            Cause.TYPE: of_type * share - floor,
-            Cause.ZONE: (in_zone - of_type) * share,
-            Cause.ON_DEMAND: (price - in_zone) * share,
-        }
+        accepted = [other for other in self._offers if accepts(pod.spec, _node_of(other))]
+        return share_by_cause(pod_requests(pod), machine.offer, machine.price_micro_usd_per_hour, accepted)
+
+
+def share_by_cause(
+    requests: Resources, offer: Offer, price_micro_usd_per_hour: int, accepted: Sequence[Offer]
+) -> Mapping[Cause, Fraction]:
+    """Return what an hour of a pod's share of a node costs, by cause.
+
+    Compares the node's price with those of other zones, spot, and other types among the offers that the pod accepts.
+    """
+    price, has_gpus = price_micro_usd_per_hour, bool(offer.resources.gpu_count)
+    comparable = [other for other in accepted if bool(other.resources.gpu_count) == has_gpus]
+    alike = [other for other in comparable if other.instance_type == offer.instance_type]
+    spot = [_price(o) for o in alike if o.capacity_type is CapacityType.SPOT and o.zone == offer.zone]
+    is_bridged = bool(spot) and offer.capacity_type is not CapacityType.SPOT
+    in_zone = min(spot) if is_bridged else price
+    capacity_type = CapacityType.SPOT if is_bridged else offer.capacity_type
+    of_type = min([in_zone, *(_price(o) for o in alike if o.capacity_type is capacity_type)])
+    share = _share(requests, offer)
+    floor = min([of_type * share, *(_price(other) * _share(requests, other) for other in comparable)])
+    return {
+        Cause.FLOOR: floor,
+        Cause.TYPE: of_type * share - floor,
+        Cause.ZONE: (in_zone - of_type) * share,
+        Cause.ON_DEMAND: (price - in_zone) * share,
+    }
 
 
 def _price(offer: Offer) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -26,7 +26,19 @@ from gpu_autoscaler.sim.virtual_time import ORIGIN
 OURS = "gpu-autoscaler"
 PLAIN_PODS = "plain pods"  # our system, with jobs that users create in Kubernetes
 WITHOUT_SAVE_REQUESTS = "without checkpoint requests"  # our system, with checkpoint requests ignored by the work
-VARIANTS = (PLAIN_PODS, WITHOUT_SAVE_REQUESTS)
+# Our system with one rule that saves cost switched off, as far as settings can.
+_REMOVAL, _SPOT, _YEAR_SECONDS = POLICY.removal, POLICY.spot, 365 * 86_400.0
+WITHOUT_LEVER: Mapping[str, ScalingPolicy] = {
+    "without idle rule": replace(POLICY, removal=replace(_REMOVAL, unneeded_idle_seconds=POLICY.idle_seconds_max)),
+    "without waiting for spot": replace(
+        POLICY, spot=replace(_SPOT, low_priority_wait_seconds=0.0, medium_priority_wait_seconds=0.0)
+    ),
+    "without early return to spot": replace(POLICY, spot=replace(_SPOT, return_to_spot_seconds_min=_YEAR_SECONDS)),
+    "without consolidation": replace(POLICY, is_consolidation_on=False),
+    "without capacity pool share": replace(POLICY, spot=replace(_SPOT, capacity_pool_gpu_ratio_max=1.0)),
+    "without batching": replace(POLICY, batching=replace(POLICY.batching, wait_seconds_max=0.0)),
+}
+VARIANTS = (PLAIN_PODS, WITHOUT_SAVE_REQUESTS, *WITHOUT_LEVER)
 
 
 def score_without_save_requests(scenario: Scenario, roles: Roles) -> Score:
@@ -35,6 +47,11 @@ def score_without_save_requests(scenario: Scenario, roles: Roles) -> Score:
         scenario, checkpoints=replace(scenario.checkpoints, saves_on_request=False, annotates=False)
     )
     return replace(score_ours(scenario_without_requests, roles), system=WITHOUT_SAVE_REQUESTS)
+
+
+def score_without_lever(scenario: Scenario, roles: Roles, name: str) -> Score:
+    """Return our score with the policy of this name in WITHOUT_LEVER."""
+    return replace(score_ours(scenario, roles, WITHOUT_LEVER[name]), system=name)
 
 
 def score_plain_pods(scenario: Scenario, roles: Roles, manifest: Manifest) -> Score:

@@ -20,6 +20,7 @@ from gpu_autoscaler.sim.scoring.baselines.observation import Action, Buy, Observ
 from gpu_autoscaler.sim.scoring.metrics import ALL, Score, class_of, waiting_of
 from gpu_autoscaler.sim.scoring.scenario import Scenario, ServiceReplicas
 
+BOUND = "omniscient (a bound)"
 _Shape = tuple[Resources, str | None, bool]
 _QUARTERS = range(5)
 # Weights of GPUs, CPU and memory, in quarters with sum one.
@@ -48,10 +49,12 @@ def pod_demands_of(scenario: Scenario) -> tuple[PodDemand, ...]:
     jobs = [
         pod
         for arrival in scenario.arrivals
-        for pod in [_of_job(arrival.at_seconds, arrival.request)] * arrival.request.members
+        for pod in [demand_of_job(arrival.at_seconds, arrival.request)] * arrival.request.members
     ]
     replicas = [
-        pod for service in scenario.services for pod in [_of_service(service, scenario.hours)] * service.replicas_count
+        pod
+        for service in scenario.services
+        for pod in [demand_of_replica(service, scenario.hours)] * service.replicas_count
     ]
     return (*jobs, *replicas)
 
@@ -132,7 +135,8 @@ def _weighted_micro_usd(requests: Resources, offer: Offer, weights: tuple[float,
     return price * (share / (of_cpu + of_memory) if of_cpu + of_memory else requests.cpu_milli / capacity.cpu_milli)
 
 
-def _of_job(at_seconds: float, request: JobRequested) -> PodDemand:
+def demand_of_job(at_seconds: float, request: JobRequested) -> PodDemand:
+    """Return what each member of the job needs."""
     gpus, resources = request.gpu_requirements, request.resources
     assert request.run_seconds is not None, "a scenario's jobs have durations"  # noqa: S101 - a bug of the scenario
     return PodDemand(
@@ -150,7 +154,8 @@ def _of_job(at_seconds: float, request: JobRequested) -> PodDemand:
     )
 
 
-def _of_service(replicas: ServiceReplicas, hours: float) -> PodDemand:
+def demand_of_replica(replicas: ServiceReplicas, hours: float) -> PodDemand:
+    """Return what each replica needs; it ends with the hours of the scenario."""
     return PodDemand(
         from_seconds=replicas.at_seconds,
         to_seconds=hours * 3600.0,
@@ -211,7 +216,7 @@ def score_omniscient(scenario: Scenario) -> Score:
     gpu_seconds = sum((pod.to_seconds - pod.from_seconds) * pod.resources.gpu_count for pod in pods)
     return Score(
         world=scenario.name,
-        system="omniscient (a bound)",
+        system=BOUND,
         hours=round(max([scenario.hours, *(pod.to_seconds / 3600.0 for pod in pods)]), 3),
         cost_usd=round(floor_micro_usd(pods, scenario.offers) / MICRO_USD_PER_USD, 2),
         waiting={name: waiting_of([start_seconds] * count) for name, count in sorted(counts.items())},
