@@ -6,7 +6,7 @@ The simulator imports no service; ROLES is passed to it.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
+from gpu_autoscaler.core.identity_cache import RecentValues, cached_by_identity
 from gpu_autoscaler.core.limits.spend import SpendUse, counted_at
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.forecast_gauges import ForecastGauges
@@ -60,7 +60,7 @@ _SPENT_BY = (
     "jobs", "pods", "orders", "instances", "nodes", "nodes_gone", "drains", "notices", "spent_by_job", "charges",
 )  # fmt: skip
 _Spent = tuple[tuple[JobId, JobPlaced | None, bool], ...]
-_spent_cache: IdentityCache[tuple[tuple[object, ...], _Spent]] = IdentityCache(4)  # with its inputs
+_spent_cache: RecentValues[tuple[int, ...], tuple[tuple[object, ...], _Spent]] = RecentValues(4)  # with its inputs
 
 _core_digest = core_digest()
 _retention = StoreSettings()

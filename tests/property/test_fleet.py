@@ -1,6 +1,7 @@
 """The fleet solver on generated problems."""
 
 from collections import Counter
+from dataclasses import fields, replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -56,3 +57,15 @@ def test_every_serveable_pod_has_exactly_one_node(problem: FleetProblem) -> None
 def test_the_same_problem_gives_the_same_fleet(problem: FleetProblem) -> None:
     """Independent of earlier problems and of chance."""
     assert cheapest_fleet(problem) == cheapest_fleet(problem)
+
+
+@given(problems(), st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_digest_is_that_of_the_whole_problem(problem: FleetProblem, data: st.DataObject) -> None:
+    """Equal problems have one digest; a single other cell gives another."""
+    copied = replace(problem, **{part.name: getattr(problem, part.name).copy() for part in fields(problem)})
+    assert copied.digest() == problem.digest()
+    cells = getattr(copied, data.draw(st.sampled_from(fields(problem))).name).reshape(-1)
+    place = data.draw(st.integers(0, cells.size - 1))
+    cells[place] = not cells[place] if cells.dtype == np.bool_ else cells[place] + 1
+    assert copied.digest() != problem.digest()

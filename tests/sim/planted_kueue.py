@@ -31,8 +31,8 @@ KUEUE = (
         "nodes are bought for some pods of a request",
         2,
         f"{_CORE}/provisioning/basket.py",
-        "buyer.member_count > 1:\n            for key in bought:\n                self._remove",
-        "buyer.member_count > 99:\n            for key in bought:\n                self._remove",
+        "buyer.member_count > 1:\n            for key in bought:\n                self.free_capacity.remove",
+        "buyer.member_count > 99:\n            for key in bought:\n                self.free_capacity.remove",
         "kueue",
         also=(
             (

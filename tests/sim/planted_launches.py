@@ -109,8 +109,8 @@ LAUNCHES = (
         "a gang is bought partially",
         2,
         f"{_CORE}/provisioning/basket.py",
-        "buyer.member_count > 1:\n            for key in bought:\n                self._remove",
-        "buyer.member_count > 99:\n            for key in bought:\n                self._remove",
+        "buyer.member_count > 1:\n            for key in bought:\n                self.free_capacity.remove",
+        "buyer.member_count > 99:\n            for key in bought:\n                self.free_capacity.remove",
         profile="busy",
         where=lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
         also=(

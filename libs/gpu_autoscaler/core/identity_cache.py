@@ -7,7 +7,7 @@ Records are frozen and `fold` replaces only changed ones: an identical object ha
 used by several threads: a plan is computed beside the event loop. Two threads may compute the same value.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from datetime import datetime
 from functools import wraps
@@ -18,6 +18,7 @@ from gpu_autoscaler.core.next_change import TrackedInstant, note, plain
 Args = TypeVarTuple("Args")
 Result = TypeVar("Result")
 T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def cached_by_identity(count_max: int) -> Callable[[Callable[[*Args], Result]], Callable[[*Args], Result]]:
@@ -87,25 +88,25 @@ def _put(results: dict[tuple[int, ...], T], key: tuple[int, ...], entry: T, coun
     results[key] = entry
 
 
-class IdentityCache(Generic[T]):
-    """Values by the identities of their sources, until unused while `count_max` others are added.
+class RecentValues(Generic[Key, T]):
+    """Values by key, until unused while `count_max` others are added.
 
-    A value must reference its sources, so that their ids are not reused.
+    A value by the identities of its sources must reference them, so that their ids are not reused.
     """
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        self._young: dict[tuple[int, ...], T] = {}
-        self._old: dict[tuple[int, ...], T] = {}
+        self._young: dict[Key, T] = {}
+        self._old: dict[Key, T] = {}
 
-    def get(self, key: tuple[int, ...]) -> T | None:
+    def get(self, key: Key) -> T | None:
         """Return the value; None if it is not cached."""
         value = self._young.get(key)
         if value is None and (value := self._old.get(key)) is not None:
             self.put(key, value)
         return value
 
-    def put(self, key: tuple[int, ...], value: T) -> None:
+    def put(self, key: Key, value: T) -> None:
         if len(self._young) >= self._count_max:
             self._old, self._young = self._young, {}
         self._young[key] = value

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity, cached_until_change
+from gpu_autoscaler.core.identity_cache import RecentValues, cached_by_identity, cached_until_change
 from gpu_autoscaler.core.next_change import TrackedInstant, has_lasted
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -35,7 +35,7 @@ def test_cached_arguments_keep_their_id() -> None:
 
 def test_used_entries_outlive_unused_ones() -> None:
     """Memory is bounded by what is used."""
-    kept: IdentityCache[str] = IdentityCache(2)
+    kept: RecentValues[tuple[int, ...], str] = RecentValues(2)
     for number in range(100):
         kept.put((number,), str(number))
         kept.put((-1,), "in use")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
+from gpu_autoscaler.core.identity_cache import RecentValues, cached_by_identity
 
 CALLS_COUNT = 60_000
 VALUES = [object() for _ in range(40)]
@@ -29,7 +29,7 @@ def test_threads_get_right_values_from_a_cache_that_evicts() -> None:
 
 def test_threads_share_an_identity_cache() -> None:
     """A value is that of its key, or not cached."""
-    cache: IdentityCache[object] = IdentityCache(8)
+    cache: RecentValues[tuple[int, ...], object] = RecentValues(8)
 
     def use(offset: int) -> int:
         wrong = 0

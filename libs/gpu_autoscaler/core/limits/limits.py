@@ -92,7 +92,7 @@ class LimitUsage:
         """`spend` is required if the policy has spend budgets."""
         self._policy = policy
         self._override_usage = OverrideUsage(views, directives)
-        self._planned_spend = None if spend is None else PlannedSpend(spend)
+        self._spend, self._planned_spend = spend, None if spend is None else PlannedSpend(spend)
         self._maxima = _maxima(policy)
         usage = _usage_of(table_of(views, _EQUAL), table_of(views, _UNPRICED))
         self._nodes = usage.nodes.copy()
@@ -143,6 +143,10 @@ class LimitUsage:
         if exceeded is not None or self._planned_spend is None:
             return exceeded
         return self._planned_spend.excess(owners, offer, scope)
+
+    def reserved_work_seconds(self, work_seconds_max: float) -> float | None:
+        """Return the work time that spend is reserved for; None: the same as for work of unknown time."""
+        return None if self._spend is None or self._spend.is_open_ended(work_seconds_max) else work_seconds_max
 
     def _usage(self, owner: str) -> tuple[int, int]:
         """Return nodes and GPUs of the owner; of a pool or project also those of which neither is known."""

@@ -298,10 +298,19 @@ class SpendSnapshot:
 
     def _cost_from_now(self, end: datetime, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
         begin = self.counted_at - timedelta(seconds=SLOT_SECONDS)
-        if work_seconds_max is not None and self._tail_seconds is not None:
-            seconds = self._boot_seconds_max + work_seconds_max + self._tail_seconds
-            end = min(end, self.counted_at + timedelta(seconds=seconds))
-        return cost_rounded_up(price_micro_usd_per_hour, begin, end)
+        return cost_rounded_up(price_micro_usd_per_hour, begin, min(end, self._billed_until(work_seconds_max) or end))
+
+    def _billed_until(self, work_seconds_max: float | None) -> datetime | None:
+        """Return the latest end of billing of a node bought now; None: unknown."""
+        if work_seconds_max is None or self._tail_seconds is None:
+            return None
+        seconds = self._boot_seconds_max + work_seconds_max + self._tail_seconds
+        return self.counted_at + timedelta(seconds=seconds)
+
+    def is_open_ended(self, work_seconds_max: float) -> bool:
+        """True if a node for such work may be billed to the end of every period, as one for work of unknown time."""
+        until = self._billed_until(work_seconds_max)
+        return until is None or all(until >= end for end in self._ends.values())
 
     def exceeded(self, cap: SpendCap, needed_micro_usd: int, planned_micro_usd: int) -> SpendLimit | None:
         """Return the limit that a purchase would exceed, besides what the plan reserves already; None: it fits."""

@@ -179,6 +179,22 @@ _ROUNDS_COUNT_MAX = 3
 _SECONDS_PER_HOUR = 3600.0
 
 
+class _Answers:
+    """What limits allow while the basket is as it is."""
+
+    def __init__(self) -> None:
+        self.excesses: dict[tuple[int, BillingScope], DeferReason | None] = {}
+        self.open: dict[BillingScope, Bools] = {}
+        self.closed: dict[BillingScope, DeferReason | None] = {}
+
+
+class BasketMark(NamedTuple):
+    """A point to come back to: how many orders there are, and what limits allow beside them."""
+
+    orders_count: int
+    answers: _Answers
+
+
 class Basket:
     """Buys within the limits: the cheapest fleet for many members at once, or one shape after the other."""
 
@@ -187,8 +203,7 @@ class Basket:
         self._catalog = catalog
         self._policy = policy
         self._usage = limit_usage_of(draft, policy)
-        self._has_spend_caps = bool(spend_caps(policy))
-        has_price_limits = self._has_spend_caps or policy.price_micro_usd_per_hour_max is not None
+        has_price_limits = bool(spend_caps(policy)) or policy.price_micro_usd_per_hour_max is not None
         # Of each offering the one whose limits are evaluated for it: all that differ only in price share one.
         places = np.arange(len(catalog.offerings))
         self._limited_as: Ints = places if has_price_limits else catalog.same_limits
@@ -196,9 +211,7 @@ class Basket:
         self._projects_limited = frozenset(part.name for part in policy.limits.projects)
         self._selector = OfferSelector(catalog, draft.views, policy)
         self._cheaper = CheaperOfferings(catalog)
-        self._excesses: dict[tuple[int, BillingScope], DeferReason | None] = {}  # valid until the next purchase
-        self._open: dict[BillingScope, Bools] = {}  # likewise
-        self._closed: dict[BillingScope, DeferReason | None] = {}  # likewise
+        self._answers = _Answers()
         for purchase in draft.purchases:
             self._count(purchase.decision.pool, purchase.decision.offer, billing_scope_of(purchase.decision))
         self._nodes_count_before = self._usage.nodes_count
@@ -220,14 +233,15 @@ class Basket:
         """Return why something is not bought, as limits stand with what is in the basket."""
         return self._usage.with_current_usage(reason)
 
-    def mark(self) -> int:
-        """Return a point to come back to with `rollback`."""
-        return len(self._orders)
+    def mark(self) -> BasketMark:
+        """Return a point to come back to with `rollback`, until `assign` is called."""
+        return BasketMark(len(self._orders), self._answers)
 
-    def rollback(self, mark: int) -> None:
+    def rollback(self, mark: BasketMark) -> None:
         """Remove everything bought since the mark, except for the free capacity, which the caller rolls back."""
-        for key in list(self._orders)[mark:]:
+        for key in list(self._orders)[mark.orders_count :]:
             self._cancel(key)
+        self._answers = mark.answers
 
     def buy_filled(self, want: MissingMembers) -> tuple[str, ...]:
         """Buy for pods of equal shape the nodes of the cheapest fleet that more of these pods would not improve."""
@@ -288,7 +302,7 @@ class Basket:
 
         A gang gets all or nothing, with nothing left in the basket.
         """
-        covered, bought = 0, []
+        covered, mark, bought = 0, self.mark(), list[str]()
         reason: DeferReason | None = None
         members = self._catalog.members(buyer.shape)
         place: int | None = None
@@ -305,7 +319,8 @@ class Basket:
                 covered += min(int(members[place]), missing)
         if reason is not None and buyer.member_count > 1:
             for key in bought:
-                self._remove(key)
+                self.free_capacity.remove(key)
+            self.rollback(mark)
             return 0, reason
         return covered, reason
 
@@ -319,7 +334,7 @@ class Basket:
         reason: DeferReason | None = None
         members = self._catalog.members(buyer.shape)
         zones = [offering.node.labels.get(labels.ZONE) for offering in self._catalog.offerings]
-        mark = self.free_capacity.mark()
+        mark, bought_mark = self.free_capacity.mark(), self.mark()
         while len(placed) < members_count and reason is None:
             is_open = self.free_capacity.open_zones(buyer.shape, zones)
             place, reason = self._choose(buyer, np.where(is_open, members, 0), 1)
@@ -338,8 +353,7 @@ class Basket:
                 self._remove(bought.pop())
         if reason is not None and buyer.member_count > 1:
             self.free_capacity.rollback(mark)
-            for key in bought:
-                self._cancel(key)
+            self.rollback(bought_mark)
             return (), reason
         return placed, reason
 
@@ -425,26 +439,28 @@ class Basket:
     def has_offering_within_limits(self, scope: BillingScope) -> bool:
         """False if every offering would exceed a limit; then nothing has to be selected."""
         asked = self._limit_scope(scope)
-        if (known := self._open.get(asked)) is not None:
+        if (known := self._answers.open.get(asked)) is not None:
             return bool(known.any())
         return any(self._excess(place, asked) is None for place in self._limited)
 
     def _common_excess(self, scope: BillingScope) -> DeferReason | None:
         """Return the limit that every offering would exceed, if it is the same; cached until the next purchase."""
-        if scope not in self._closed:
+        closed = self._answers.closed
+        if scope not in closed:
             excesses = (self._excess(place, scope) for place in self._limited)
             first = next(excesses, None)
             is_one = first is not None and all(excess == first for excess in excesses)
-            self._closed[scope] = first if is_one else None
-        return self._closed[scope]
+            closed[scope] = first if is_one else None
+        return closed[scope]
 
     def _within_limits(self, scope: BillingScope) -> Bools:
         """Return which offerings are within limits; cached until the next purchase."""
-        if scope not in self._open:
+        known = self._answers.open
+        if scope not in known:
             is_open = np.zeros(len(self._catalog.offerings), dtype=np.bool_)
             is_open[self._limited] = [self._excess(place, scope) is None for place in self._limited]
-            self._open[scope] = is_open[self._limited_as]
-        return self._open[scope]
+            known[scope] = is_open[self._limited_as]
+        return known[scope]
 
     def _within_limits_count(self, wants: Sequence[MissingMembers], fleet: Sequence[FleetNode]) -> int:
         """Return how many nodes of the fleet may be bought before the first that exceeds a limit."""
@@ -483,27 +499,25 @@ class Basket:
         `scope`: as limits distinguish it.
         """
         asked = (int(self._limited_as[place]), scope)
-        if asked not in self._excesses:
+        excesses = self._answers.excesses
+        if asked not in excesses:
             offering = self._catalog.offerings[asked[0]]
-            self._excesses[asked] = self._usage.excess(offering.pool.name, offering.offer, scope)
-        return self._excesses[asked]
+            excesses[asked] = self._usage.excess(offering.pool.name, offering.offer, scope)
+        return excesses[asked]
 
     def _limit_scope(self, scope: BillingScope) -> BillingScope:
-        """Return the scope reduced to what limits distinguish, so that answers are shared. With spend caps: work time
-        rounded up to hours. Without: only projects with limits of their own."""
-        if not self._has_spend_caps:
-            return BillingScope(scope.project if scope.project in self._projects_limited else None)
-        seconds = scope.work_seconds_max
-        if seconds is None:
-            return BillingScope(scope.project)
-        return BillingScope(scope.project, -(-seconds // _SECONDS_PER_HOUR) * _SECONDS_PER_HOUR)
+        """Return the scope reduced to what limits distinguish, so that answers are shared: projects with limits of
+        their own and, with spend caps, work time rounded up to hours."""
+        project, seconds = scope.project if scope.project in self._projects_limited else None, scope.work_seconds_max
+        if seconds is not None:
+            hours_seconds = -(-seconds // _SECONDS_PER_HOUR) * _SECONDS_PER_HOUR
+            seconds = self._usage.reserved_work_seconds(hours_seconds)
+        return BillingScope(project, seconds)
 
     def _count(self, pool: str, offer: Offer, scope: BillingScope, count: int = 1) -> None:
         self._usage.add(pool, offer, scope, count)
         self._selector.add(pool, offer, count)
-        self._excesses.clear()
-        self._open.clear()
-        self._closed.clear()
+        self._answers = _Answers()
 
     def _order_for(self, place: int, buyer: DemandItem) -> Bin:
         """Add one node for a member of this buyer at least; return its bin."""

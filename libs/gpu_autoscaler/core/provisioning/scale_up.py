@@ -139,7 +139,7 @@ class _Cover:
         return outcomes
 
     def _changes(self) -> tuple[int, int]:
-        return self.basket.mark(), self.drains.mark()
+        return self.basket.mark().orders_count, self.drains.mark()
 
     def _place(self, lot: Lot) -> LotOutcome:
         """Place the lot where capacity is free, or would be if a drain is canceled."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpu_autoscaler.core.demand.items import DemandItem
+from gpu_autoscaler.core.identity_cache import RecentValues
 from gpu_autoscaler.core.nodes.spread_cost import spread_micro_usd_per_hour
 from gpu_autoscaler.core.nodes.views import Counted, NodeView, table_of
 from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints, rows
@@ -36,6 +37,8 @@ _OTHER_POOLS, _ALL_TYPES = "", ""
 _RATIO_DIGITS = 6  # 1 - 0.9 is a little less than 0.1 in floating point
 # Fleets whose excess in one capacity pool is selected again elsewhere; what is left then stays.
 _SPREADS_COUNT_MAX = 3
+# By problem: work that a limit holds back is the same problem in every plan.
+_FLEETS: RecentValues[bytes, tuple[FleetNode, ...]] = RecentValues(64)
 
 
 class OfferSelector:
@@ -51,6 +54,7 @@ class OfferSelector:
         # Pools with a share of spot of their own are no part of the policy's mix.
         self._own_ratios = {pool.name: pool.spot_ratio for pool in policy.pools if pool.spot_ratio is not None}
         self._costs: dict[int, Ints] = {}
+        self._full: Bools | None = None  # until the next purchase
         rules = policy.spot
         self._is_risky = catalog.rates > rules.interruption_ratio_max
         self._calm_ratios = np.where(
@@ -59,6 +63,7 @@ class OfferSelector:
 
     def add(self, pool: str, offer: Offer, count: int = 1) -> None:
         """Count this many more nodes of the offer; a negative count removes them."""
+        self._full = None
         gpu_count = count * offer.resources.gpu_count
         self._gpus_by_pool[pool, offer.capacity_type] += gpu_count
         for name in _counted_as(offer):
@@ -66,6 +71,7 @@ class OfferSelector:
 
     def add_spread_cost(self, micro_usd_per_hour: int) -> None:
         """Count what a purchase costs for the share of capacity pools; a negative amount removes it."""
+        self._full = None
         self._spread_micro_usd_per_hour += micro_usd_per_hour
 
     def costs(self, priority: int) -> Ints:
@@ -217,7 +223,11 @@ class OfferSelector:
             capacity=self._catalog.capacity,
             cost=self.costs(wants[0].item.priority).astype(np.float64),  # all wait with one priority
         )
-        nodes = cheapest_fleet(problem).nodes
+        key = problem.digest()
+        nodes = _FLEETS.get(key)
+        if nodes is None:
+            nodes = cheapest_fleet(problem).nodes
+            _FLEETS.put(key, nodes)
         return tuple(FleetNode(offer=node.offer, pods=tuple(asked[pod] for pod in node.pods)) for node in nodes)
 
     # ---- why a cheaper one was rejected
@@ -300,14 +310,16 @@ class OfferSelector:
 
     def _is_full(self) -> Bools:
         """True for spot in capacity pools that one more node would give more than their share."""
+        if self._full is not None:
+            return self._full
         catalog = self._catalog
         has = np.zeros(len(catalog.offerings), dtype=np.int64)
         for place, offerings in catalog.spot_at.items():
             if self._gpus[place]:
                 has[offerings] = self._gpus[place]
         more = catalog.gpu_counts
-        full: Bools = catalog.is_spot & (more > 0) & (has + more > self._shares(self._gpus[""] + more))
-        return full
+        self._full = catalog.is_spot & (more > 0) & (has + more > self._shares(self._gpus[""] + more))
+        return self._full
 
     def _shares(self, gpu_counts: Ints) -> Floats:
         """Return how many GPUs may be spot in the capacity pool of each offering: the fewer, the more interruptions."""
