@@ -9,7 +9,7 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from tests.support.money import at_most, ledger
-from tests.support.stories import HOUR, T0, given, job, offer, on_sale
+from tests.support.stories import T0, given, job, offer, on_sale
 
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.limits import billing_scope_of, limit_usage_of
@@ -43,7 +43,7 @@ def waiting() -> ClusterState:
     """A job of each time, project and size."""
     kinds = [(hours, project, members) for hours in HOURS for project in PROJECTS for members in MEMBERS]
     stories = (
-        job(f"j{number}", gpus=1, members=members, project_id=project, duration_seconds_max=hours * HOUR.total_seconds())
+        job(f"j{number}", gpus=1, members=members, project_id=project, duration_seconds_max=hours * 3600.0)
         for number, (hours, project, members) in enumerate(kinds)
     )
     return given(ledger(), on_sale(*SALE), *stories)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,7 +25,7 @@ from gpu_autoscaler.core.placement.pod_affinity import Rules, pod_constraints_of
 from gpu_autoscaler.core.placement.preferences import job_preferences, pod_preferences
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.state import queries
-from gpu_autoscaler.core.state.lineage import Derivation, part_of
+from gpu_autoscaler.core.state.lineage import Changes, Derivation, part_of
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, ReportedDemandRecord
 from gpu_autoscaler.events.pod import PodObserved, PodProvisioningObserved
 from gpu_autoscaler.model import labels
@@ -171,13 +172,12 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     and then reported demand last, between them by priority, start deadline and waiting time."""
     leaving = {view.name: view for view in table_of(views, _LEAVING)}
     index = queries.pod_index(state)
-    unbound, pods_per_job = tuple(index.unbound.values()), index.members
-    pods = (*unbound, *(pod for name in leaving for pod in index.by_node.get(name, ())))
-    sources = ((pod, _source(pod, leaving)) for pod in pods)
+    sources = ((pod, _source(pod, leaving)) for name in leaving for pod in index.by_node.get(name, ()))
     rules = rules_of(state)
-    items = [_pod_item(pod, source, state, leaving, rules) for pod, source in sources if source is not None]
-    items = infer_unschedulable(group_into_gangs(items, unbound, state.pods))
-    items.extend(_job_items(state, pods_per_job))
+    moving = [_pod_item(pod, source, state, leaving, rules) for pod, source in sources if source is not None]
+    items = [*_UNBOUND.of(state).items.values(), *moving]
+    items = infer_unschedulable(group_into_gangs(items, tuple(index.unbound.values()), state.pods))
+    items.extend(_job_items(state, index.members))
     if state.provisioning:
         items.extend(_request_items(state, rules, as_of))
     reports = (record for record in state.reported_demand.values() if as_of < record.reported.until)
@@ -383,6 +383,36 @@ def _pod_item(
         prefers=_placed_on(job) if source is DemandSource.ARRIVING_POD else (),
         blocked=_blocked(pod),
     )
+
+
+class _UnboundItems(NamedTuple):
+    """Items of the pods without a node, and the rules of all pods that they were made with."""
+
+    rules: Rules
+    items: Mapping[PodUid, DemandItem]
+
+    @classmethod
+    def of(cls, state: ClusterState, known: Mapping[PodUid, DemandItem]) -> "_UnboundItems":
+        """Make the items that are not known."""
+        rules, items = rules_of(state), dict[PodUid, DemandItem]()
+        for uid, pod in queries.pod_index(state).unbound.items():
+            source = None if uid in known else _source(pod, {})
+            if uid in known:
+                items[uid] = known[uid]
+            elif source is not None:
+                items[uid] = _pod_item(pod, source, state, {}, rules)
+        return cls(rules, items)
+
+    def updated(self, state: ClusterState, changes: Changes) -> "_UnboundItems | None":
+        """Make the items of changed pods and jobs again; all of them after a change of the rules."""
+        if rules_of(state) is not self.rules:
+            return None
+        pods, jobs = changes.get("pods", frozenset()), changes.get("jobs", frozenset())
+        kept = {uid: item for uid, item in self.items.items() if uid not in pods and item.job_id not in jobs}
+        return _UnboundItems.of(state, kept)
+
+
+_UNBOUND = Derivation(("pods", "jobs"), lambda state: _UnboundItems.of(state, {}), _UnboundItems.updated)
 
 
 def _blocked(pod: PodObserved) -> VolumeNotReady | DeviceClaimsUnsupported | None:

@@ -4,10 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.stories import MINUTE, T0, Story, drained, given, job, node, notice, pod
+from tests.support.mixed_groups import spread
+from tests.support.stories import MINUTE, T0, Story, drained, given, job, node, notice, pod, record
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand.sources import demand, job_shape
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.gpu import GIBIBYTE
@@ -142,3 +144,20 @@ def test_jobs_with_gpus_tolerate_the_taints_of_gpu_nodes() -> None:
         Toleration(key="gpu", operator="Equal", value="true", effect="NoSchedule"),
     )
     assert job_shape(cpu.spec).demands.tolerations == ()
+
+
+def test_the_demand_follows_changed_pods_and_jobs() -> None:
+    """Read after each fact, it is that of the same facts read at once."""
+    state = given(pod("a", job_id="train"), pod("web", labels={"app": "web"}))
+    for change in (
+        pod("a", job_id="train", unschedulable_since=T0 + MINUTE, version=2),
+        job("train", priority=900),
+        pod("b", job_id="train"),
+        pod("c", labels={"app": "web"}, pod_affinity=spread("web")),
+        pod("c", labels={"app": "web"}, pod_affinity=spread("web"), on="n1", version=2),
+        pod("a", job_id="train", on="n1", version=3),
+        (*node("n1"), *notice("n1")),
+    ):
+        before, state = items(state), fold(state, record(change))
+        assert list(items(state).items()) == list(items(msgspec.structs.replace(state)).items())
+        assert items(state) != before
