@@ -2,7 +2,7 @@
 
 Each plan adds a different new gang to the same state: once with nodes unchanged since the last plan, once right after
 a pod on one of them ended, which changes the view of its node. PLAN quiet has nothing to decide: as most plans. After
-a pod ended, with and without empty nodes, a plan decides as little.
+a pod ended, with and without empty nodes, a plan decides as little; so while facts are folded beside it.
 """
 
 import gc
@@ -30,6 +30,7 @@ MEMBERS_COUNT = 4
 EMPTY_COUNT = 3
 PLANS_COUNT = 25
 FACTS_COUNT = 1_000
+MEANWHILE_COUNT = 24  # facts folded one by one while a plan is made: in V1 as many arrive
 PLAN_MS_MAX = 10.0
 TOLERATED_TIMES = 5.0  # the machine is shared
 _POLICY = policy(nodes_count_max=2 * NODES_COUNT)
@@ -53,6 +54,7 @@ def measure() -> list[Line]:
     quiet_ms = [
         _cpu_ms(partial(plan, ground, _POLICY, T0 + timedelta(seconds=number))) for number in range(PLANS_COUNT)
     ]
+    meanwhile_ms = _meanwhile_ms(ground)
     after_ms, empty_ms = _after_ends_ms(ground), _after_ends_ms(_with_empty_nodes(ground))
     fleet = f"{NODES_COUNT:,} nodes, {NODES_COUNT * PODS_PER_NODE_COUNT:,} pods"
     gang = f"{fleet}, one new gang of {MEMBERS_COUNT}"
@@ -61,6 +63,7 @@ def measure() -> list[Line]:
         ("PLAN moved", moved_ms, False, f"{gang}; a pod just ended"),
         ("PLAN quiet", quiet_ms, False, f"{fleet}, nothing to decide"),
         ("PLAN quiet moved", after_ms, False, f"{fleet}, nothing to decide; a pod just ended"),
+        ("PLAN quiet busy", meanwhile_ms, False, f"{fleet}, nothing to decide; {MEANWHILE_COUNT} pods change"),
         ("PLAN empty moved", empty_ms, False, f"{fleet}, {EMPTY_COUNT} empty nodes; a pod just ended"),
     )
     lines = []
@@ -87,6 +90,18 @@ def _after_ends_ms(ground: ClusterState) -> list[float]:
     for number in range(PLANS_COUNT):
         state = fold(state, record(pod(_name(number, 0), on=f"n{number}", phase="succeeded", version=2 + number)))
         milliseconds.append(_cpu_ms(partial(plan, state, _POLICY, T0 + timedelta(seconds=number))))
+    return milliseconds
+
+
+def _meanwhile_ms(ground: ClusterState) -> list[float]:
+    """How long each plan takes whose state is folded on before the plan derives anything, as by the event loop."""
+    state, milliseconds = ground, list[float]()
+    for number in range(PLANS_COUNT):
+        planned = state
+        for index in range(MEANWHILE_COUNT):
+            changed = pod(_name(index, 0), on=f"n{index}", gpus=1, cpu=1, version=2 + number)
+            state = fold(state, record(changed))
+        milliseconds.append(_cpu_ms(partial(plan, planned, _POLICY, T0 + timedelta(seconds=number))))
     return milliseconds
 
 

@@ -8,8 +8,9 @@ A state may be read by several threads: a plan is computed beside the event loop
 """
 
 import heapq
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from gpu_autoscaler.core.state.state import ClusterState
@@ -27,7 +28,7 @@ BATCHES_COUNT_MAX = 256
 
 
 class Derivation(Generic[T]):
-    """A value that some fields of the state determine."""
+    """A value that some fields of the state determine. Made once, when its module is imported."""
 
     def __init__(
         self,
@@ -39,25 +40,32 @@ class Derivation(Generic[T]):
         self.fields = frozenset(fields)
         self.build = build
         self._update = update
+        _DERIVATIONS.append(self)
 
     def of(self, state: ClusterState) -> T:
         """Return the value; the same object while nothing that it is derived from changes."""
-        lineage = _lineage(state)
-        value = lineage.values.get(self)
+        cell = self.cell(state)
+        value = cell.value
         if value is None:
-            before = lineage.earlier.get(self)
-            if before is not None:
-                value = self._update(cast("T", before.value), state, _merged(before.batches))
+            known, batches = cell.last_known()
+            if known is not None:
+                value = self._update(cast("T", known.value), state, _merged(batches))
             if value is None:
                 value = self.build(state)
-            self.put(state, value)
+            cell.put(value)
         return cast("T", value)
 
     def put(self, state: ClusterState, value: T) -> None:
         """Hold a value of this state, instead of one that was derived before."""
-        lineage = _lineage(state)
-        lineage.values[self] = value
-        lineage.earlier.pop(self, None)
+        self.cell(state).put(value)
+
+    def cell(self, state: ClusterState) -> "_Cell":
+        """Return what holds the value of this state."""
+        cells: dict[Derivation[Any], _Cell] = state.__dict__.setdefault("lineage", {})
+        return cells.get(self) or cells.setdefault(self, _Cell())
+
+
+_DERIVATIONS: list[Derivation[Any]] = []  # all of this process
 
 
 def part_of(field: str, is_in: Callable[[V], bool]) -> Derivation[Mapping[K, V]]:
@@ -114,57 +122,65 @@ def newest_of(field: str, at: Callable[[V], datetime | None], count: int) -> Der
     return Derivation((field,), build, update)
 
 
-class _Earlier(NamedTuple):
-    """A value of an earlier state, and what has changed since."""
+class _Cell:
+    """A derived value of a state, once it is known; before, the cell of an earlier state and what changed since.
 
-    value: object
-    batches: tuple[Changes, ...]
-    keys_count: int
+    A plan derives values of its state while newer states are folded: these find them through their cells.
+    """
 
+    __slots__ = ("batches_count", "before", "changes", "keys_count", "value")
 
-class _Lineage:
-    """What was derived from a state, and what can be updated to be."""
+    def __init__(self, before: "_Cell | None" = None, changes: Changes = MappingProxyType({})) -> None:
+        self.value: object = None
+        self.before = before
+        self.changes = changes
+        # Since a value, as far as known now.
+        self.batches_count, self.keys_count = 1, sum(map(len, changes.values()))
+        if before is not None and before.value is None:
+            self.batches_count += before.batches_count
+            self.keys_count += before.keys_count
 
-    def __init__(self) -> None:
-        self.values: dict[Derivation[Any], object] = {}
-        self.earlier: dict[Derivation[Any], _Earlier] = {}
+    def put(self, value: object) -> None:
+        self.value = value
+        self.before = None  # earlier values are not held
 
+    def last_known(self) -> tuple["_Cell | None", list[Changes]]:
+        """Return the last cell before this one that has a value, and the batches since; None without one."""
+        batches, before = [self.changes], self.before
+        while before is not None:
+            further = before.before  # read first: another thread drops it after it has put the value
+            if before.value is not None:
+                return before, batches
+            batches.append(before.changes)
+            before = further
+        return None, batches
 
-def _lineage(state: ClusterState) -> _Lineage:
-    lineage = state.__dict__.get("lineage")
-    if lineage is None:
-        lineage = state.__dict__.setdefault("lineage", _Lineage())
-    return cast("_Lineage", lineage)
+    def next(self, changes: Changes) -> "_Cell":
+        """Return the cell of a state with these changes; an empty one where building from nothing costs less."""
+        cell = _Cell(self, changes)
+        if cell.is_short:
+            return cell
+        known, batches = cell.last_known()  # another thread may have put a value since the batches were counted
+        if known is None or len(batches) > BATCHES_COUNT_MAX:
+            return _Cell()
+        cell = _Cell(known, _merged(batches))
+        return cell if cell.is_short else _Cell()
+
+    @property
+    def is_short(self) -> bool:
+        return self.batches_count <= BATCHES_COUNT_MAX and self.keys_count <= CHANGED_KEYS_COUNT_MAX
 
 
 def hand_on(before: ClusterState, state: ClusterState, changes: Changes) -> None:
-    """Let the state derive from what was derived before. `changes` are all fields in which the two differ."""
-    known = before.__dict__.get("lineage")
-    if known is None:
-        return
-    lineage = _lineage(state)
-    # Copied at once: another thread may derive more meanwhile.
-    for derivation, value in dict(known.values).items():
-        _hand_on(lineage, derivation, _Earlier(value, (), 0), changes)
-    for derivation, earlier in dict(known.earlier).items():
-        if derivation not in lineage.values and derivation not in lineage.earlier:
-            _hand_on(lineage, derivation, earlier, changes)
+    """Let the state derive from what is derived before. `changes` are all fields in which the two differ."""
+    cells = state.__dict__.setdefault("lineage", {})
+    for derivation in _DERIVATIONS:
+        cell = derivation.cell(before)
+        own = {name: keys for name, keys in changes.items() if name in derivation.fields}
+        cells[derivation] = cell.next(own) if own else cell
 
 
-def _hand_on(lineage: _Lineage, derivation: Derivation[Any], earlier: _Earlier, changes: Changes) -> None:
-    own = {name: keys for name, keys in changes.items() if name in derivation.fields}
-    if not own:
-        if earlier.batches:
-            lineage.earlier[derivation] = earlier
-        else:
-            lineage.values[derivation] = earlier.value
-        return
-    keys_count = earlier.keys_count + sum(map(len, own.values()))
-    if keys_count <= CHANGED_KEYS_COUNT_MAX and len(earlier.batches) < BATCHES_COUNT_MAX:
-        lineage.earlier[derivation] = _Earlier(earlier.value, (*earlier.batches, own), keys_count)
-
-
-def _merged(batches: tuple[Changes, ...]) -> Changes:
+def _merged(batches: Sequence[Changes]) -> Changes:
     if len(batches) == 1:
         return batches[0]
     names = {name for changes in batches for name in changes}

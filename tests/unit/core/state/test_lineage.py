@@ -43,6 +43,29 @@ def test_an_update_has_the_keys_of_all_batches_since() -> None:
     assert (steps.built_count, len(steps.updates)) == (1, 1)
 
 
+def test_a_value_that_is_derived_after_its_state_was_folded_on_is_handed_on() -> None:
+    """As of a plan, during which facts arrive: the next plan updates what this one has derived."""
+    steps, first = Steps(), given(pod("a"))
+    steps.pod_count.of(first)
+    second = fold(first, record(pod("b")))
+    third = fold(second, record(pod("c")))
+    assert steps.pod_count.of(second) == 2
+    fourth = fold(third, record(pod("d")))
+    assert [steps.pod_count.of(fourth), steps.pod_count.of(third)] == [4, 3]
+    assert steps.updates == [{"pods": {"uid-b"}}, {"pods": {"uid-c", "uid-d"}}, {"pods": {"uid-c"}}]
+    assert steps.built_count == 1
+
+
+def test_plans_without_a_pause_build_a_value_once() -> None:
+    """However many facts arrive, each before the plan derives anything."""
+    steps, state = Steps(), given(pod("a"))
+    for number in range(lineage.BATCHES_COUNT_MAX + 2):
+        planned, state = state, fold(state, record(pod(f"p{number}")))
+        assert steps.pod_count.of(planned) == number + 1
+    assert steps.built_count == 1
+    assert max(len(changes["pods"]) for changes in steps.updates) <= 2
+
+
 def test_after_too_many_batches_a_value_is_built_from_nothing() -> None:
     """Old values are not held for ever."""
     steps, state = Steps(), given(pod("a"))
