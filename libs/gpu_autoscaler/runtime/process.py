@@ -6,6 +6,7 @@ lower-case phrase, everything else a key.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import sys
 from collections.abc import Callable, Coroutine
@@ -145,6 +146,8 @@ async def _serve(service_name: str, settings: Settings, compose: Compose, stop: 
             async with process.closing:
                 readiness.clear("running")
                 log.info("service started")
+                gc.collect()
+                gc.freeze()  # modules and a restored state live on: collections need not search them
                 await _run_until(runner, stop, process.lost)
     finally:
         await health.close()
