@@ -438,10 +438,7 @@ class Basket:
 
     def has_offering_within_limits(self, scope: BillingScope) -> bool:
         """False if every offering would exceed a limit; then nothing has to be selected."""
-        asked = self._limit_scope(scope)
-        if (known := self._answers.open.get(asked)) is not None:
-            return bool(known.any())
-        return any(self._excess(place, asked) is None for place in self._limited)
+        return bool(self._within_limits(self._limit_scope(scope)).any())
 
     def _common_excess(self, scope: BillingScope) -> DeferReason | None:
         """Return the limit that every offering would exceed, if it is the same; cached until the next purchase."""
