@@ -58,6 +58,16 @@ class World:
         return self.violations
 
 
+def test_what_is_published_again_after_a_loss_of_the_streams_is_no_news() -> None:
+    """A placement and its preemption were judged when they happened."""
+    world = World()
+    assert world.reclaim("a1", "c2") == []
+    for name, attempt in (("c2", 1), ("a1", 1)):
+        placed = JobPlaced(job_id=JobId(name), attempt=attempt, node_uids=(), node_names=("n1",), placed_at=T0)
+        world.invariant.on_fact(placed)
+    assert world.reclaim("a1", "c2") == []
+
+
 def test_a_project_whose_own_job_ends_for_another_may_reclaim_at_once() -> None:
     """B uses 2 of its 4 once `b1` has ended, so a must return what it borrows."""
     world = World()

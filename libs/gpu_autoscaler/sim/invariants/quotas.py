@@ -37,10 +37,16 @@ class QuotasInvariant:
         self._workloads, self._policies, self._jobs, self._report = workloads, policies, jobs, report
         self._placed: set[JobId] = set()
         self._leaving: set[JobId] = set()  # preempted for another job
+        self._seen: set[tuple[type[Fact], JobId, int]] = set()  # with the attempt
 
     def on_fact(self, fact: Fact) -> None:
-        """A fact was stored."""
+        """A fact was stored. What is published again after the streams were lost, happened before."""
         quotas = self._policies.now.quotas
+        if isinstance(fact, JobPlaced | JobPreempted):
+            known = (type(fact), fact.job_id, fact.attempt)
+            if known in self._seen:
+                return
+            self._seen.add(known)
         match fact:
             case JobPlaced():
                 self._leaving.discard(fact.job_id)
