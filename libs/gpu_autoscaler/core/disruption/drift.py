@@ -290,9 +290,14 @@ def _expiry_and_drift(view: NodeView, policy: ScalingPolicy) -> tuple[datetime |
 
 
 def _too_many_unhealthy(due: list[_Due], draft: Draft, policy: ScalingPolicy) -> TooManyUnhealthy | None:
-    unhealthy_count = sum(1 for candidate in due if isinstance(candidate.reason, drain.NodeUnhealthy))
-    nodes_count = sum(1 for view in draft.views if view.is_ours and view.usable_since is not None)
-    rules = policy.removal
+    """Count unhealthy nodes of all, also of those that are not ours or leave: a fault of the network or of telemetry
+    makes no difference between them."""
+    if not any(isinstance(candidate.reason, drain.NodeUnhealthy) for candidate in due):
+        return None
+    suspects, state, rules = suspect_nodes(draft.state, policy), draft.state, policy.removal
+    suspected = (view for view in draft.views if view.node_uid in suspects)
+    unhealthy_count = sum(1 for view in suspected if unhealthy(view, state, policy, draft.as_of) is not None)
+    nodes_count = sum(1 for view in draft.views if view.usable_since is not None)
     if unhealthy_count <= max(rules.unhealthy_nodes_ok_count, rules.unhealthy_ratio_max * nodes_count):
         return None
     return TooManyUnhealthy(

@@ -320,6 +320,18 @@ def test_when_many_nodes_are_unhealthy_nothing_is_drained() -> None:
     assert held(made, "cluster") == TooManyUnhealthy(unhealthy_count=5, nodes_count=10, unhealthy_ratio_max=0.45)
 
 
+def test_nodes_of_others_count_among_the_unhealthy() -> None:
+    """Three of ours are few enough; a fourth that nobody bought says that the fault is elsewhere."""
+    as_of = YOUNG + HOUR
+    ours = tuple(silent(f"n{number}") for number in range(3))
+    foreign = (*node("own", is_ours=False), *node("own", is_ours=False, is_ready=False, version=2))
+    few = made_of(given(*ours, on_sale(), as_of=as_of), policy(disruption_ratio_max=1), as_of)
+    many = made_of(given(*ours, foreign, on_sale(), as_of=as_of), policy(disruption_ratio_max=1), as_of)
+
+    assert few.drains
+    assert held(many, "cluster") == TooManyUnhealthy(unhealthy_count=4, nodes_count=4, unhealthy_ratio_max=0.45)
+
+
 def test_a_notice_precedes_health() -> None:
     """An unhealthy node under notice is drained for the notice."""
     as_of = YOUNG + HOUR
