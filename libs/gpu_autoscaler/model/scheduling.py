@@ -120,6 +120,7 @@ class Spread(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     group: PodGroup
     skew_count_max: int = 1  # maximum difference between the values with the most and the fewest such pods
     domains_count_min: int = 1  # with fewer values that have a suitable node, the fewest such pods are taken to be none
+    is_over_tainted_nodes: bool = True  # also over values whose nodes all have taints that the pod does not tolerate
 
 
 class PodAffinitySpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -18,7 +18,7 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.reasons.drain import NodeDeleted, SpendExhausted, SpotReclaim
@@ -108,8 +108,10 @@ class _Placements:
     def __init__(self, plan: Plan, state: ClusterState, assigned: list[tuple[PodObserved, BuyNode]]) -> None:
         self._nodes = {node.name: node for node in state.nodes.values()}
         going = {decision.node_name for decision in plan.drains}
-        for record in state.drains.values():
-            if isinstance(record.decision, DrainNode) and record.cancelled is None:
+        canceled = {decision.drain_action_id for decision in plan.decisions if isinstance(decision, CancelDrain)}
+        for action_id, record in state.drains.items():
+            is_canceled = action_id in canceled or record.cancel is not None or record.cancelled is not None
+            if isinstance(record.decision, DrainNode) and not is_canceled:
                 going.add(record.decision.node_name)
         at_risk = {record.notice.provider_id for record in state.notices.values() if record.is_active}
         offers = () if state.offers is None else state.offers.offers
@@ -130,7 +132,7 @@ class _Placements:
         self._unplaced = [pod for pod in self._pods if pod.pod_uid not in placed]
         # Cached by group: each may have thousands of pods.
         self._counts: dict[tuple[PodGroup, str], Counter[str]] = {}
-        self._alike: dict[tuple[PodGroup, str], defaultdict[_Demands, set[str]]] = {}
+        self._alike: dict[tuple[PodGroup, str, bool], defaultdict[_Demands, set[str]]] = {}
         self._firsts: dict[AffinitySelector, set[str]] = {}
         self._members_by_group: dict[PodGroup, list[_Placed]] = {}
         self._unplaced_counts: dict[PodGroup, int] = {}
@@ -186,7 +188,7 @@ class _Placements:
         """
         for rule in (pod.pod_affinity or _NONE).spreads:
             counts = self._count(rule.group, rule.topology_key)
-            alike = self._domains_by_demands(rule.group, rule.topology_key).get(_demands_of(pod), set())
+            alike = self._domains_by_demands(rule).get(_demands_of(pod), set())
             open_count = self._unplaced_count(rule.group)
             here = counts[_domain(place, rule.topology_key)]
             least = min((counts[domain] for domain in alike if domain), default=here)
@@ -199,12 +201,15 @@ class _Placements:
     def affinity_violations(self, pod: PodObserved, place: _Place) -> Iterator[str]:
         """Yield affinities whose pods are elsewhere, and not in this domain.
 
-        A pod of the group may be the first of it, where no other has to be placed before.
+        A pod of the group may be the first of it, where no other has to be placed before. Pods without a place, or that
+        leave theirs, may come here.
         """
         for rule in (pod.pod_affinity or _NONE).together:
             counts = self._count(rule.group, rule.topology_key)
             own, here = int(_is_in(pod, rule.group)), _domain(place, rule.topology_key)
             if sum(counts.values()) <= own or counts[here] > own:
+                continue
+            if self._unplaced_count(rule.group):
                 continue
             if not own or self._first_domains(rule) - {here}:
                 yield f"whose affinity over {rule.topology_key} requires pods that are elsewhere"
@@ -292,13 +297,16 @@ class _Placements:
             count = self._unplaced_counts[group] = sum(1 for pod in among if _is_in(pod, group))
         return count
 
-    def _domains_by_demands(self, group: PodGroup, key: str) -> defaultdict[_Demands, set[str]]:
-        """Return the domains of the group's pods, by what they require of a node."""
-        domains = self._alike.get((group, key))
+    def _domains_by_demands(self, rule: Spread) -> defaultdict[_Demands, set[str]]:
+        """Return the domains of the rule's pods, by what they require of a node; with `nodeTaintsPolicy: Honor` of
+        those that tolerate their node."""
+        key = (rule.group, rule.topology_key, rule.is_over_tainted_nodes)
+        domains = self._alike.get(key)
         if domains is None:
-            domains = self._alike[group, key] = defaultdict(set)
-            for pod, place in self._members(group):
-                domains[_demands_of(pod)].add(_domain(place, key))
+            domains = self._alike[key] = defaultdict(set)
+            for pod, place in self._members(rule.group):
+                if rule.is_over_tainted_nodes or _is_tolerated(place, pod):
+                    domains[_demands_of(pod)].add(_domain(place, rule.topology_key))
         return domains
 
     def _count(self, group: PodGroup, key: str) -> Counter[str]:
@@ -308,6 +316,20 @@ class _Placements:
             del counts[""]
             self._counts[group, key] = counts
         return counts
+
+
+def _is_tolerated(place: _Place, pod: PodObserved) -> bool:
+    """True if the pod tolerates every taint that keeps pods off the node."""
+    for taint in place.taints:
+        covers = (
+            (toleration.key == taint.key or not toleration.key)
+            and (toleration.operator == "Exists" or toleration.value == taint.value)
+            and toleration.effect in ("", taint.effect)
+            for toleration in pod.demands.tolerations
+        )
+        if taint.effect != "PreferNoSchedule" and not any(covers):
+            return False
+    return True
 
 
 def _label_of(group: PodGroup) -> tuple[str, str] | None:

@@ -456,7 +456,9 @@ def _unplaced_pods(
                 f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} fits nowhere else",
                 drain,
             )
-    whole = sum((allocatable - taken for _, taken, allocatable in free), start=Resources())
+    # A node whose allocatable has become less than its pods request takes nothing from what others have free.
+    rests = (allocatable - taken for _, taken, allocatable in free if taken.fits_in(allocatable))
+    whole = sum(rests, start=Resources())
     requested = sum((pod.requests for pod in moved), start=Resources())
     if not requested.fits_in(whole):
         yield Violation(f"node {drain.node_name} is drained by choice, but its pods do not all fit elsewhere", drain)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Selected, Table, bin_key
 from gpu_autoscaler.core.placement.bin_columns import Bins
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness
@@ -44,7 +45,8 @@ def _current_bin(view: NodeView, pods: PodsByNode) -> Bin | None:
         return node_bin(view, pods, BinReadiness.READY)
     if view.drain is not None or (view.is_booting and view.order is not None):
         return node_bin(view, pods, BinReadiness.COMING)
-    has_staying_pods = view.node is not None and view.node.deleting_since is None and view.name in pods
+    is_staying = view.node is not None and view.node.deleting_since is None and view.phase is not NodePhase.FAILED
+    has_staying_pods = is_staying and view.name in pods
     return node_bin(view, pods, BinReadiness.CLOSED) if has_staying_pods else None
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from gpu_autoscaler.core.placement.bin_columns import Bins, Columns
 from gpu_autoscaler.core.placement.constraints import members_that_fit
 from gpu_autoscaler.core.placement.measured_use import UNKNOWN_USE, MeasuredUse
-from gpu_autoscaler.core.placement.pod_affinity import Tally
+from gpu_autoscaler.core.placement.pod_affinity import SpreadConstraint, Tally
 from gpu_autoscaler.core.placement.preference_scores import bin_keys, has_no_preference
 from gpu_autoscaler.core.placement.ranking import DEFAULT_PLACEMENT, Ranking
 from gpu_autoscaler.core.placement.resources import FIRST_SLICE, GPU, Bools, Ints, resources, row
-from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
-from gpu_autoscaler.core.placement.topology import PodTopology
+from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape, tolerating_all
+from gpu_autoscaler.core.placement.topology import PodTopology, SpreadBins
 from gpu_autoscaler.model import labels
 
 # Fewer bins than this part of all are sorted alone.
@@ -207,7 +207,7 @@ class FreeCapacity:
         """
         stays = self._topology.bins_kept(
             shape.pod_constraints,
-            self._suitable(shape),
+            self._spread_bins(shape),
             self._is_there,
             lambda key: self._elsewhere(shape, key),
             open_counts,
@@ -266,7 +266,11 @@ class FreeCapacity:
     def open_zones(self, shape: Shape, zones: Sequence[str | None]) -> Bools:
         """Return for nodes that do not exist yet, by zone, whether pod constraints allow a member there."""
         return self._topology.open_new_nodes(
-            shape.pod_constraints, self._suitable(shape), self._is_there, lambda key: self._elsewhere(shape, key), zones
+            shape.pod_constraints,
+            self._spread_bins(shape),
+            self._is_there,
+            lambda key: self._elsewhere(shape, key),
+            zones,
         )
 
     def domains_of(self, shape: Shape, key: str) -> frozenset[str]:
@@ -276,6 +280,10 @@ class FreeCapacity:
             return self._topology.domains(key).of(suitable)
         hosts = (self._bins[place].labels.get(key) for place in np.flatnonzero(suitable))  # known by their bins there
         return frozenset(host for host in hosts if host is not None)
+
+    def spread_domains(self, shape: Shape, spread: SpreadConstraint) -> frozenset[str]:
+        """Return the domains of bins over which the constraint spreads the shape."""
+        return self._topology.domains(spread.topology_key).of(self._spread_bins(shape)(spread))
 
     def counts_by_domain(self, key: str, tally: Tally) -> dict[str, int]:
         """Return how many pods of the tally each domain with a bin has; a domain is a value of the label `key`."""
@@ -293,12 +301,15 @@ class FreeCapacity:
             self._fitting[shape] = (self._version, members.copy())
             return members
         is_open = self._topology.open_bins(
-            shape.pod_constraints, self._suitable(shape), self._is_there, lambda key: self._elsewhere(shape, key)
+            shape.pod_constraints, self._spread_bins(shape), self._is_there, lambda key: self._elsewhere(shape, key)
         )
         return np.where(is_open, members, 0)
 
     def _suitable(self, shape: Shape) -> Bools:
         return np.concatenate([part.by(shape) for part in self._matchers]) & self._is_there
+
+    def _spread_bins(self, shape: Shape) -> SpreadBins:
+        return lambda spread: self._suitable(tolerating_all(shape) if spread.is_over_tainted_nodes else shape)
 
     def _accepted(self, shape: Shape) -> Bools:
         return self._suitable(shape) & self._is_open

@@ -42,6 +42,7 @@ class SpreadConstraint(msgspec.Struct, frozen=True):
     tally: Tally
     skew_count_max: int
     domains_count_min: int = 1  # with fewer domains the fewest pods are taken to be none
+    is_over_tainted_nodes: bool = True  # their domains count although the pod does not tolerate them
 
 
 class PodConstraints(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -161,7 +162,13 @@ def pod_constraints_of(pod: PodObserved, rules: Rules) -> PodConstraints:
     own_apart = (AffinityTerm(term.topology_key, Tally(term.group)) for term in own.apart)
     pod_constraints = PodConstraints(
         spreads=tuple(
-            SpreadConstraint(spread.topology_key, Tally(spread.group), spread.skew_count_max, spread.domains_count_min)
+            SpreadConstraint(
+                topology_key=spread.topology_key,
+                tally=Tally(spread.group),
+                skew_count_max=spread.skew_count_max,
+                domains_count_min=spread.domains_count_min,
+                is_over_tainted_nodes=spread.is_over_tainted_nodes,
+            )
             for spread in own.spreads
         ),
         apart=tuple(dict.fromkeys([*own_apart, *repelled])),

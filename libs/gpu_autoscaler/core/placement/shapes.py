@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -11,7 +12,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands, Taint
+from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands, Taint, Toleration
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -24,6 +25,13 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     is_spot_allowed: bool = True
     pod_constraints: PodConstraints = NO_POD_CONSTRAINTS  # affinity, anti-affinity, spread
     preferences: PlacementPreferences = NO_PREFERENCES  # satisfied where that costs nothing
+
+
+@lru_cache(4096)
+def tolerating_all(shape: Shape) -> Shape:
+    """Return the shape as if its pods tolerated every taint."""
+    demands = msgspec.structs.replace(shape.demands, tolerations=(Toleration(operator="Exists"),))
+    return msgspec.structs.replace(shape, demands=demands)
 
 
 class BinReadiness(enum.IntEnum):

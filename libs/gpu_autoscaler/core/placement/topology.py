@@ -13,6 +13,7 @@ from gpu_autoscaler.core.placement.shapes import Bin
 from gpu_autoscaler.model import labels
 
 OtherDomains = Callable[[str], Collection[str]]  # topology key -> domains that could have a node
+SpreadBins = Callable[[SpreadConstraint], Bools]  # those over whose domains the constraint spreads a pod
 
 
 class Domains:
@@ -60,16 +61,17 @@ class PodTopology:
         for tally in pod_constraints.tallies:
             placed = self._placed.setdefault(tally, {})
             placed[place] = placed.get(place, 0) + pods_count
+            if not placed[place]:
+                del placed[place]  # the bin may be removed next
             if tally in self._counts:
                 self._counts[tally][place] += pods_count
 
     def open_bins(
-        self, pod_constraints: PodConstraints, eligible: Bools, is_there: Bools, elsewhere: OtherDomains
+        self, pod_constraints: PodConstraints, eligible: SpreadBins, is_there: Bools, elsewhere: OtherDomains
     ) -> Bools:
         """Return for each bin whether the constraints allow one more pod there.
 
-        `eligible` are the bins that satisfy the shape except for amounts and pod constraints: the pod is spread over
-        their domains and those `elsewhere`.
+        The pod is spread over the domains of the `eligible` bins and those `elsewhere`.
         """
         allowed = is_there.copy()
         for term in pod_constraints.apart:
@@ -82,7 +84,7 @@ class PodTopology:
             allowed &= (domains.of_bin >= 0) & (is_first | (sums[domains.of_bin] > 0))
         for spread in pod_constraints.spreads:
             domains, sums = self._sums(spread.topology_key, spread.tally, is_there)
-            least = self._least(domains, sums, eligible & is_there, elsewhere(spread.topology_key), spread)
+            least = self._least(domains, sums, eligible(spread) & is_there, elsewhere(spread.topology_key), spread)
             own = spread.tally in pod_constraints.tallies
             allowed &= (domains.of_bin >= 0) & (sums[domains.of_bin] + own - least <= spread.skew_count_max)
         return allowed
@@ -90,7 +92,7 @@ class PodTopology:
     def bins_kept(
         self,
         pod_constraints: PodConstraints,
-        eligible: Bools,
+        eligible: SpreadBins,
         is_there: Bools,
         elsewhere: OtherDomains,
         open_counts: Mapping[Tally, int],
@@ -111,7 +113,7 @@ class PodTopology:
             allowed &= (domains.of_bin >= 0) & (is_alone | (sums[domains.of_bin] > own))
         for spread in pod_constraints.spreads:
             domains, sums = self._sums(spread.topology_key, spread.tally, is_there)
-            least = self._least(domains, sums, eligible & is_there, elsewhere(spread.topology_key), spread)
+            least = self._least(domains, sums, eligible(spread) & is_there, elsewhere(spread.topology_key), spread)
             skew_max = spread.skew_count_max + open_counts.get(spread.tally, 0)
             allowed &= (domains.of_bin >= 0) & (sums[domains.of_bin] - least <= skew_max)
         return allowed
@@ -119,7 +121,7 @@ class PodTopology:
     def open_new_nodes(
         self,
         pod_constraints: PodConstraints,
-        eligible: Bools,
+        eligible: SpreadBins,
         is_there: Bools,
         elsewhere: OtherDomains,
         zones: Sequence[str | None],
@@ -143,7 +145,7 @@ class PodTopology:
     def _is_new_node_open(
         self,
         pod_constraints: PodConstraints,
-        eligible: Bools,
+        eligible: SpreadBins,
         is_there: Bools,
         elsewhere: OtherDomains,
         key: str,
@@ -163,7 +165,7 @@ class PodTopology:
         for spread in (spread for spread in pod_constraints.spreads if spread.topology_key == key):
             domains, sums = self._sums(key, spread.tally, is_there)
             pods_there = 0 if domain not in domains.numbers else int(sums[domains.numbers[domain]])
-            least = self._least(domains, sums, eligible & is_there, elsewhere(key), spread)
+            least = self._least(domains, sums, eligible(spread) & is_there, elsewhere(key), spread)
             if pods_there + (spread.tally in pod_constraints.tallies) - least > spread.skew_count_max:
                 return False
         return True

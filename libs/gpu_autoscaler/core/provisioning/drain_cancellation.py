@@ -44,7 +44,7 @@ class CancelableDrains:
         """
         placed: tuple[str, ...] = ()
         for view, drain in self._drains.values():
-            node = node_bin(view, self._draft.pods, BinReadiness.READY)
+            node = node_bin(view, self._draft.pods, BinReadiness.COMING)
             if len(placed) == count or node.key in self._free_capacity or not fits(lot.shape, node):
                 continue
             mark = self._free_capacity.mark()
@@ -62,7 +62,7 @@ class CancelableDrains:
         if lot.first.leaves not in self._drains:
             return
         view, drain = self._drains[lot.first.leaves]
-        node = node_bin(view, self._draft.pods, BinReadiness.READY)
+        node = node_bin(view, self._draft.pods, BinReadiness.COMING)
         if node.key not in self._free_capacity:
             self._free_capacity.put(node)
             self._cancel(drain, lot)

@@ -132,9 +132,10 @@ class _ZoneAssigner:
         }
         self._prices = {number: _cheapest_by_zone(catalog, shape) for number, shape in shapes.items()}
         # Zones with suitable nodes count for the constraint although nothing may be bought there.
-        self._eligible: dict[int, AbstractSet[str]] = {
-            number: free_capacity.domains_of(shape, labels.ZONE) | self._prices[number].keys()
+        self._eligible: dict[tuple[int, SpreadConstraint], AbstractSet[str]] = {
+            (number, spread): free_capacity.spread_domains(shape, spread) | self._prices[number].keys()
             for number, shape in shapes.items()
+            for spread in self._spreads[number]
         }
 
     def assign(self, numbers: Sequence[int]) -> None:
@@ -200,7 +201,7 @@ class _ZoneAssigner:
         for spread in self._spreads[number]:
             counts = self._counts[spread.tally]
             own_count = more_count if spread.tally in self._counted[number] else 0
-            eligible = self._eligible[number]
+            eligible = self._eligible[number, spread]
             least = min(counts[other] for other in eligible) if len(eligible) >= spread.domains_count_min else 0
             excess = max(excess, counts[zone] + own_count - least - spread.skew_count_max)
         return excess

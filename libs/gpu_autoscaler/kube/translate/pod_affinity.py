@@ -65,6 +65,7 @@ def _spreads(pod: core.Pod, when_unsatisfiable: str) -> Iterator[Spread]:
                 group=PodGroup(namespaces=(pod.metadata.namespace,), requirements=selected),
                 skew_count_max=constraint.max_skew,
                 domains_count_min=constraint.min_domains or 1,
+                is_over_tainted_nodes=constraint.node_taints_policy != "Honor",
             )
 
 

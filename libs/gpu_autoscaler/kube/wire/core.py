@@ -172,6 +172,7 @@ class TopologySpreadConstraint(Wire, frozen=True, kw_only=True):
     when_unsatisfiable: str = "DoNotSchedule"
     label_selector: LabelSelector | None = None
     match_label_keys: tuple[str, ...] = ()
+    node_taints_policy: str = "Ignore"
 
 
 class WireToleration(Wire, frozen=True, kw_only=True):

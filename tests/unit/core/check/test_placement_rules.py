@@ -3,16 +3,18 @@
 import msgspec
 import pytest
 from tests.support.accepted import accepted_plan
-from tests.support.stories import SECOND, given, node, offer, on_sale, pod, policy
+from tests.support.stories import SECOND, drained, given, node, offer, on_sale, pod, policy
 from tests.unit.core.placement.test_pod_affinity import CACHE, EVEN, NOON, WEB, apart, in_zones, together, web
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, Plan
+from gpu_autoscaler.model.ids import ActionId, NodeUid
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
-from gpu_autoscaler.model.scheduling import NodeDemands, PodAffinitySpec, Spread
+from gpu_autoscaler.model.reasons.drain import DemandReturned
+from gpu_autoscaler.model.scheduling import NodeDemands, PodAffinitySpec, Spread, Taint
 
 ALONE = PodAffinitySpec()
 
@@ -23,7 +25,7 @@ def right(state: ClusterState) -> tuple[Plan, list[BuyNode]]:
     return made, made.purchases
 
 
-def said(made: Plan, state: ClusterState, *decisions: BuyNode) -> str:
+def said(made: Plan, state: ClusterState, *decisions: AnyDecision) -> str:
     """What the plan check says of the plan with these decisions instead."""
     return "\n".join(check(msgspec.structs.replace(made, decisions=decisions), state, policy()))
 
@@ -133,7 +135,8 @@ def test_pods_of_another_gpu_model_show_no_domain() -> None:
 
 
 def test_a_pod_may_be_the_first_of_its_group() -> None:
-    """One without the rule may follow elsewhere, also before the next. Two that must each be first cannot both be."""
+    """One without the rule may follow elsewhere, also before the next, and one without a place may come anywhere. Two
+    that must each be first cannot both be."""
     near = together(labels.ZONE, WEB)
     pods = (web("first", near, gpus=8), web("free", ALONE, gpus=8, at=NOON), web("second", near, gpus=8))
     state = given(*pods, in_zones("eu-1a", "eu-1b"), as_of=NOON)
@@ -143,7 +146,43 @@ def test_a_pod_may_be_the_first_of_its_group() -> None:
 
     assert said(made, state, first, in_zone(free, "eu-1b"), second) == ""
     assert said(made, state, first, free, in_zone(second, "eu-1b")) == ""
-    assert "affinity over" in said(made, state, first, in_zone(second, "eu-1b"))
+    assert "affinity over" not in said(made, state, first, in_zone(second, "eu-1b"))
+    alone = msgspec.structs.replace(state, pods={uid: each for uid, each in state.pods.items() if each.name != "free"})
+    assert "affinity over" in said(made, alone, first, in_zone(second, "eu-1b"))
+
+
+def test_pods_stay_on_a_node_whose_drain_the_plan_cancels() -> None:
+    """With the drain they leave, and the new pod may be the first again."""
+    near = together(labels.ZONE, WEB)
+    running = (*node("n1", offer(zone="eu-1a")), *drained("n1", at=NOON), *web("there", near, on="n1"))
+    state = given(web("new", near, gpus=8), running, in_zones("eu-1b"), as_of=NOON)
+    cancel = CancelDrain(
+        action_id=ActionId("cancel"),
+        drain_action_id=ActionId("drain-n1"),
+        node_uid=NodeUid("uid-n1"),
+        node_name="n1",
+        reason=DemandReturned(demand=("pod/uid-there",)),
+    )
+    _, (bought,) = right(given(web("new", ALONE, gpus=8), in_zones("eu-1b"), as_of=NOON))
+    made = Plan(as_of=NOON, parent_sequence=state.last_plan_sequence, decisions=(bought,))
+
+    assert said(made, state, bought) == ""
+    assert "affinity over" in said(made, state, bought, cancel)
+
+
+@pytest.mark.parametrize("is_over_tainted_nodes", [True, False])
+def test_pods_beside_a_taint_count_in_a_spread_by_its_policy(*, is_over_tainted_nodes: bool) -> None:
+    """An alike pod runs where a taint came later; with nodeTaintsPolicy Honor its zone is none of the spread's."""
+    rule = Spread(topology_key=labels.ZONE, group=WEB, is_over_tainted_nodes=is_over_tainted_nodes)
+    even = PodAffinitySpec(spreads=(rule,))
+    taints = (Taint(key="team", effect="NoSchedule"),)
+    running = (*(web(f"r{number}", even, on="n1") for number in range(2)), web("r2", even, on="n2"))
+    nodes = (node("n1", offer(zone="eu-1a")), node("n2", offer(zone="eu-1b"), is_ours=False, taints=taints))
+    state = given(*nodes, *running, web("new", even, gpus=8), in_zones("eu-1a"), as_of=NOON)
+    _, (bought,) = right(given(web("new", ALONE, gpus=8), in_zones("eu-1a"), as_of=NOON))
+    made = Plan(as_of=NOON, parent_sequence=state.last_plan_sequence)
+
+    assert ("would be uneven" in said(made, state, bought)) == is_over_tainted_nodes
 
 
 def test_a_spread_over_too_few_zones_is_checked() -> None:

@@ -348,6 +348,14 @@ def test_moving_pods_without_another_place_is_rejected(others_gpus: int, said: s
     )
 
 
+def test_a_node_that_has_less_than_its_pods_request_takes_nothing_from_others() -> None:
+    """Some of its memory is gone; what is free elsewhere still is."""
+    short = (node("n3"), pod("c", on="n3", gpus=0, memory_gib=1200))
+    moving = (pod("a", on="n1", gpus=4, memory_gib=540), pod("b", on="n1", gpus=4, memory_gib=540))
+
+    assert "fit" not in mistakes(world(node("n1"), node("n2"), *short, *moving), drain(reason=UNDERUSED))
+
+
 def test_too_many_removals_at_once_are_rejected() -> None:
     """A tenth of two, rounded up, is one; drains in progress count."""
     assert "2 nodes of 2" in mistakes(world(node("n1"), node("n2")), drain("n1"), drain("n2"))

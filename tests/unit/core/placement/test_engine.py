@@ -7,9 +7,19 @@ from tests.support.stories import resources
 from gpu_autoscaler.core.placement.constraints import fits
 from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.placement.label_matching import tolerates
+from gpu_autoscaler.core.placement.pod_affinity import AffinityTerm, PodConstraints, Tally
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, NodeSelectorTerm, Operator, Taint, Toleration
+from gpu_autoscaler.model.scheduling import (
+    LabelRequirement,
+    NodeDemands,
+    NodeSelectorTerm,
+    Operator,
+    PodGroup,
+    Taint,
+    Toleration,
+)
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", effect="NoSchedule", value="true")
 
@@ -198,6 +208,20 @@ def test_restored_capacity_is_used_again() -> None:
     free_capacity.rollback(mark)
     free_capacity.remove("n1")
     assert free_capacity.place_most(shape(), 5) == ()
+
+
+def test_pods_on_a_bin_that_is_rolled_back_are_counted_nowhere() -> None:
+    """The constraint that counts them is asked for only afterwards, when there are fewer bins."""
+    web = Tally(PodGroup(namespaces=("default",), requirements=(LabelRequirement("app", "In", ("web",)),)))
+    term = AffinityTerm(labels.HOSTNAME, web)
+    counted = shape(pod_constraints=PodConstraints(tallies=(web,)))
+    free_capacity = FreeCapacity([bin_("n1", 2)])
+    mark = free_capacity.mark()
+    free_capacity.put(bin_("n2", 4))
+    assert free_capacity.place_most(counted, 9) == ("n1", "n1", "n2", "n2", "n2", "n2")
+    free_capacity.rollback(mark)
+
+    assert free_capacity.place_most(shape(pod_constraints=PodConstraints(apart=(term,))), 1) == ("n1",)
 
 
 def test_a_shape_that_was_asked_before_finds_what_others_left() -> None:

@@ -20,6 +20,7 @@ from gpu_autoscaler.model.scheduling import (
     PodAffinitySpec,
     PodGroup,
     Spread,
+    Taint,
 )
 
 WEB = PodGroup(namespaces=("default",), requirements=(LabelRequirement("app", "In", ("web",)),))
@@ -92,7 +93,7 @@ def test_pods_on_a_node_that_takes_no_more_work_count_in_a_spread() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"is_cordoned": True}, {"is_ready": False}], ids=["cordoned", "not ready"])
-def test_pods_on_a_node_that_takes_none_now_count_in_a_spread(changes: dict[str, bool]) -> None:
+def test_pods_on_a_node_that_takes_none_now_count_in_a_spread(changes: dict[str, Any]) -> None:
     """Nothing is bought in the only offered zone: it has two pods already, and the zone of the closed node has one."""
     made = planned(
         in_zones("z-a"),
@@ -105,6 +106,21 @@ def test_pods_on_a_node_that_takes_none_now_count_in_a_spread(changes: dict[str,
 
     assert not made.purchases
     assert [deferral.reason.tag() for deferral in made.deferred] == [PodConstraintsViolated.tag()]
+
+
+@pytest.mark.parametrize("is_over_tainted_nodes", [True, False])
+def test_a_zone_of_tainted_nodes_alone_counts_in_a_spread_by_its_policy(*, is_over_tainted_nodes: bool) -> None:
+    """As kube-scheduler does with nodeTaintsPolicy Ignore, its default, and does not with Honor."""
+    rule = Spread(topology_key=labels.ZONE, group=WEB, is_over_tainted_nodes=is_over_tainted_nodes)
+    made = planned(
+        in_zones("z-a"),
+        node("n1", offer(zone="z-a")),
+        node("n2", offer(zone="z-b"), is_ours=False, taints=(Taint(key="team", effect="NoSchedule"),)),
+        web("r0", PodAffinitySpec(spreads=(rule,)), on="n1"),
+        web("w0", PodAffinitySpec(spreads=(rule,)), gpus=8),
+    )
+
+    assert bool(made.purchases) is not is_over_tainted_nodes
 
 
 def test_a_wider_skew_needs_fewer_zones() -> None:
