@@ -83,6 +83,7 @@ CONDITIONS: tuple[Callable[[str, Offer], Story], ...] = (
     lambda name, of: node(name, of, taints=(Taint(key="team", effect="NoSchedule"),)),
     lambda name, of: node(name, of, deleting_since=NOON, has_finalizer=True),
     lambda name, of: (*node(name, of), *notice(name, reclaim_at=NOON + 2 * MINUTE, at=NOON)),
+    lambda name, of: (*node(name, of), *drained(name, at=NOON)),
     lambda name, of: (*node(name, of), *drained(name, at=NOON - MINUTE, cancelled_at=NOON)),
     lambda name, of: (
         *node(name, of),
@@ -135,7 +136,7 @@ def test_the_plan_check_accepts_plans_for_any_mix_of_groups(story: Story) -> Non
     assert _planned(given(story, as_of=NOON))[1] == ()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @for_all(groups(ANY, has_nodes=True))
 def test_the_plan_check_accepts_plans_for_groups_that_run_already(story: Story) -> None:
     """On nodes that are ready, cordoned, not ready, leaving or advised to be left."""

@@ -3,10 +3,10 @@
 Reports only what no scheduler could fix: pods without an assigned place get the benefit of the doubt.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 
 import msgspec
@@ -179,7 +179,11 @@ class _Placements:
                 if isinstance(place, BuyNode) and key not in own:
                     insort(orders[_domain(place, rule.topology_key)], _bind_order(member))
         orders = self._unruled[key]
-        return len(orders[domain]) - bisect_right(orders[domain], _bind_order(pod)) if domain in orders else 0
+        if domain not in orders:
+            return 0
+        # Of two that are made again elsewhere, either may be the first.
+        earlier_count = (bisect_left if pod.node_name else bisect_right)(orders[domain], _bind_order(pod))
+        return len(orders[domain]) - earlier_count
 
     def spread_violations(self, pod: PodObserved, place: _Place, *, more_count: int = 0) -> Iterator[str]:
         """Yield spreads whose domain would have too many more pods than the fewest elsewhere, with unplaced ones.
@@ -343,8 +347,10 @@ def _label_of(group: PodGroup) -> tuple[str, str] | None:
 
 
 def _bind_order(pod: PodObserved) -> _BindOrder:
-    """Return what kube-scheduler sorts waiting pods by: priority, then for how long they wait."""
-    return -pod.priority, pod.unschedulable_since or pod.created_at
+    """Return what kube-scheduler sorts waiting pods by: priority, then for how long they wait. A running pod waits only
+    when it is made again elsewhere."""
+    waits_since = datetime.max.replace(tzinfo=UTC) if pod.node_name else pod.unschedulable_since or pod.created_at
+    return -pod.priority, waits_since
 
 
 def _domain(place: _Place, key: str) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 
 from gpu_autoscaler.core.draft import DRAINED, Draft
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import NodeView, bin_key
 from gpu_autoscaler.core.placement.bins import node_bin
 from gpu_autoscaler.core.placement.constraints import fits
 from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
@@ -57,15 +57,21 @@ class CancelableDrains:
             placed += here
         return placed
 
-    def keep_source_node(self, lot: Lot) -> None:
+    def keep_source_node(self, lot: Lot) -> str | None:
         """Cancel the drain that moves these pods: they have no place besides the node that they were to leave."""
         if lot.first.leaves not in self._drains:
-            return
+            return None
         view, drain = self._drains[lot.first.leaves]
         node = node_bin(view, self._draft.pods, BinReadiness.COMING)
         if node.key not in self._free_capacity:
             self._free_capacity.put(node)
             self._cancel(drain, lot)
+        return node.key
+
+    def kept_source_node(self, lot: Lot) -> str | None:
+        """Return the bin of the node that these pods were to leave, if its drain is canceled: they are on it."""
+        is_kept = any(cancel.node_uid == lot.first.leaves for cancel in self.canceled)
+        return bin_key(self._drains[lot.first.leaves][0]) if is_kept and lot.first.leaves in self._drains else None
 
     def _cancel(self, drain: DrainNode, lot: Lot) -> None:
         self.canceled.append(

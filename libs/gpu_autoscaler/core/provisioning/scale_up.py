@@ -145,12 +145,15 @@ class _Cover:
         """Place the lot where capacity is free, or would be if a drain is canceled."""
         first, kept = lot.first, self._kept.of(lot)
         count = lot.members_count - len(kept)
+        if (stays_on := self.drains.kept_source_node(lot)) is not None:
+            return LotOutcome(lot=lot, kept=kept, placed=kept + (stays_on,) * count)
         placed = self._free_capacity.place_most(lot.shape, count, first.prefers)
         if first.is_bought_for and self._zones.concern(lot.shape):
             placed = self._without_bought(placed, lot)
         outcome = LotOutcome(lot=lot, kept=kept, placed=kept + placed)
         if first.source is DemandSource.MOVING_POD and outcome.missing_count:
-            self.drains.keep_source_node(lot)
+            stays_on = self.drains.keep_source_node(lot)
+            outcome.placed += () if stays_on is None else (stays_on,) * outcome.missing_count
         if first.is_bought_for and outcome.missing_count:
             outcome.placed += self.drains.place(lot, outcome.missing_count)
         return outcome
