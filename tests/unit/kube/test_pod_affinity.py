@@ -41,11 +41,16 @@ def test_a_required_spread_is_read_and_a_preferred_one_is_not() -> None:
     hard = {"topologyKey": ZONE, "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}
     soft = {**hard, "whenUnsatisfiable": "ScheduleAnyway"}
     few = {"minDomains": 3, "matchLabelKeys": ["hash"]}
-    said = observed(topologySpreadConstraints=[{**hard, **few}, soft]).pod_affinity
+    untainted = {**hard, "nodeTaintsPolicy": "Honor"}
+    said = observed(topologySpreadConstraints=[{**hard, **few}, soft, untainted]).pod_affinity
 
     group = PodGroup(namespaces=("shop",), requirements=(IS_WEB, LabelRequirement("hash", "In", ("h1",))))
+    every = PodGroup(namespaces=("shop",), requirements=(IS_WEB,))
     assert said is not None
-    assert said.spreads == (Spread(topology_key=ZONE, group=group, skew_count_max=2, domains_count_min=3),)
+    assert said.spreads == (
+        Spread(topology_key=ZONE, group=group, skew_count_max=2, domains_count_min=3),
+        Spread(topology_key=ZONE, group=every, skew_count_max=2, is_over_tainted_nodes=False),
+    )
 
 
 def test_required_affinity_and_anti_affinity_are_read() -> None:
