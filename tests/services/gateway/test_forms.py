@@ -31,7 +31,9 @@ async def _run(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> 
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml"), "run"),
                 *(f"{gate.url}/openapi.json", "--header", f"Authorization: Bearer {ALL}", "--request-timeout", "20"),
-                *("--checks", "all", "--no-color", "--continue-on-failure", *options),
+                # Jobs are all that can be read and deleted, and a canceled one stays readable with its history.
+                *("--checks", "all", "--exclude-checks", "use_after_free"),
+                *("--no-color", "--continue-on-failure", *options),
                 cwd=folder,
                 env=environment,
                 stdout=asyncio.subprocess.PIPE,
@@ -45,7 +47,6 @@ async def _run(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> 
                     process.kill()
     report = output.decode()
     assert process.returncode == 0, report
-    assert "Unmatched filters" not in report  # an exception that applies to nothing
     return report
 
 
