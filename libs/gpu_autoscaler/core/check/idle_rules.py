@@ -13,7 +13,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import DrainNode, Plan
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons.drain import NodeIdle
+from gpu_autoscaler.model.reasons.drain import AboveOverride, NodeIdle
 
 _STEP_SECONDS = 300
 _STARTS_COUNT_MIN, _STARTS_COUNT_MAX = 6, 24
@@ -39,7 +39,8 @@ def _needed(
     unneeded: dict[str, DrainNode], plan: Plan, state: ClusterState, policy: ScalingPolicy
 ) -> Iterator[Violation]:
     views = node_views(state, plan.as_of)
-    drained = {decision.node_name for decision in plan.drains}
+    # How many exceed an override depends on what else leaves: these may have counted as free.
+    drained = {decision.node_name for decision in plan.drains if not isinstance(decision.reason, AboveOverride)}
     taken: Counter[str] = Counter()
     for pod in state.pods.values():
         if pod.node_name is not None and pod.phase in ("pending", "running"):

@@ -72,13 +72,20 @@ def _idle_times(
     work will hardly use leaves before break-even."""
     result = {view.name: _idle_time(view, policy) for view in empty}
     limit = policy.removal.unneeded_idle_seconds
+    leaving = {removal.node_name for removal in draft.removals if isinstance(removal, DrainNode)}
+    leaving |= {
+        view.name
+        for view in empty
+        if (_abandoned_gang(view, draft) is not None or _is_idle(view, result[view.name][0], draft))
+        and _keeper(view, draft, state, policy) is None
+    }
     spares = [
         Spare(view, seconds, rule.break_even_seconds)
         for view in empty
         for seconds, rule in [result[view.name]]
-        if seconds > limit and rule.break_even_seconds is not None
+        if seconds > limit and rule.break_even_seconds is not None and view.name not in leaving
     ]
-    for name, uses in expected_uses(spares, draft, state).items():
+    for name, uses in expected_uses(spares, leaving, draft, state).items():
         if not uses.is_needed:
             seconds, rule = result[name]
             unneeded = msgspec.structs.replace(
@@ -135,13 +142,11 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         allowed_seconds, rule = idle_times[view.name]
         at_once = _abandoned_gang(view, draft) or exceeded_override(view, draft)
         reason: defer.DeferReason | None
-        if at_once is None and not has_lasted(view.empty_since, allowed_seconds, draft.as_of):
+        if at_once is None and not _is_idle(view, allowed_seconds, draft):
             reason = defer.NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds, rule=rule)
         elif at_once is None:
-            reason = (
-                _kept_as_buffer(view, draft)
-                or _kept_as_paid(view, state, policy, draft.as_of)
-                or _blocker(view, RemovalCause.EMPTY, draft, state, policy, is_unneeded=rule.name == "unneeded")
+            reason = _keeper(view, draft, state, policy) or _blocker(
+                view, RemovalCause.EMPTY, draft, state, policy, is_unneeded=rule.name == "unneeded"
             )
         else:
             reason = repack.protected_node(view, draft) or removal_limit(view, RemovalCause.EMPTY, draft, policy)
@@ -312,6 +317,21 @@ def _orphaned_since(view: NodeView) -> datetime | None:
 def _may_leave(view: NodeView, draft: Draft) -> bool:
     is_free = view.drain is None and view.notice is None and view.node_uid not in draft.disrupted_nodes()
     return view.is_ours and view.is_usable and is_free
+
+
+def _is_idle(view: NodeView, seconds: float, draft: Draft) -> bool:
+    return view.empty_since is not None and has_lasted(view.empty_since, seconds, draft.as_of)
+
+
+def _keeper(
+    view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> defer.KeptAsBuffer | defer.NodeProtected | None:
+    """Return what keeps an empty node, however long it is idle."""
+    return (
+        _kept_as_buffer(view, draft)
+        or _kept_as_paid(view, state, policy, draft.as_of)
+        or repack.protected_node(view, draft)
+    )
 
 
 def _blocker(

@@ -8,7 +8,7 @@ within its break-even time: if one comes with a probability of 1 - 1/e within th
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -78,9 +78,11 @@ class _Free(NamedTuple):
     kept_seconds: float  # of an empty node; else 0
 
 
-def expected_uses(empty: Sequence[Spare], draft: Draft, state: ClusterState) -> Mapping[str, ExpectedUse]:
+def expected_uses(
+    empty: Sequence[Spare], leaving: Collection[str], draft: Draft, state: ClusterState
+) -> Mapping[str, ExpectedUse]:
     """Return the expected use of these empty nodes by name. Without those that have no whole GPUs, and empty while too
-    little history is known."""
+    little history is known. `leaving`: names of nodes that take no more work."""
     if not empty or not (arrivals := arrivals_of(state)):
         return {}
     free = {entry.key: (count, entry) for entry, count in draft.free_capacity.with_free_gpus() if _is_node(entry)}
@@ -88,7 +90,7 @@ def expected_uses(empty: Sequence[Spare], draft: Draft, state: ClusterState) -> 
     spares = [spare for spare in by_price if bin_key(spare.view) in free]
     if not spares:
         return {}
-    names = {spare.view.name for spare in empty}
+    names = {spare.view.name for spare in empty}.union(leaving)
     busy = ((count, entry.name, key) for key, (count, entry) in free.items() if entry.name not in names)
     nodes = [_free(*free[key], 0.0) for _, _, key in sorted(busy)[:_BUSY_NODES_COUNT_MAX]]
     first = len(nodes)

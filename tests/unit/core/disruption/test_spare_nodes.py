@@ -101,6 +101,12 @@ def test_of_several_empty_nodes_the_cheapest_stay() -> None:
     assert set(drained(given(*nodes, OFTEN, as_of=NOW))) == {"n1"}
 
 
+def test_a_node_whose_time_is_over_takes_no_work_from_others() -> None:
+    """It leaves in the same plan, so the other one is the node that work uses."""
+    nodes = (node("n1", LARGE, at=NOW - 2 * MINUTE), node("n2", CHEAP, at=NOW - 12 * MINUTE))
+    assert set(drained(given(*nodes, OFTEN, as_of=NOW))) == {"n2"}
+
+
 @pytest.mark.parametrize("past", [(), arrivals(1, 8, 15)], ids=["nothing", "a quarter of an hour"])
 def test_with_little_history_break_even_decides(past: Story) -> None:
     """Nothing is known of what arrives, so nothing says that the node is unneeded."""
