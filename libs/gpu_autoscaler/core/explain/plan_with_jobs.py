@@ -10,6 +10,7 @@ from gpu_autoscaler.core.deferred_groups import ungrouped
 from gpu_autoscaler.core.explain.differences import differences
 from gpu_autoscaler.core.explain.names import decision_sentence, deferred_sentence, names_in_state
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.lineage import hand_on
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.job import JobQueued
 from gpu_autoscaler.model.decisions import BuyNode, Difference, Plan
@@ -42,6 +43,7 @@ def plan_with_jobs(
         spec.job_id: JobRecord(queued=JobQueued(job_id=spec.job_id, spec=spec, queued_at=as_of)) for spec in specs
     }
     fuller = msgspec.structs.replace(state, jobs={**state.jobs, **queued})
+    hand_on(state, fuller, {"jobs": frozenset(queued)})
     before, after = checked_plan(state, policy, as_of).plan, checked_plan(fuller, policy, as_of).plan
     if before is None or after is None:
         return None

@@ -9,22 +9,24 @@ and none ends in vain: together the victims make room for the whole gang, and ea
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 
 import msgspec
 
 from gpu_autoscaler.core.demand.quotas import QuotaUsage, holds_quota, may_reclaim
 from gpu_autoscaler.core.disruption.protection import can_save, checkpointed_at, has_answered, pod_mark, save_request
-from gpu_autoscaler.core.next_change import has_lasted
+from gpu_autoscaler.core.next_change import has_lasted, plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.quota_settings import Lender, gpus_of, lenders_of
 from gpu_autoscaler.core.queueing.schedule import Schedule, schedule
+from gpu_autoscaler.core.state.lineage import hand_on
 from gpu_autoscaler.core.state.queries import is_finished, is_preempted_for_another, is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import Deferred, RequestPreemptionCheckpoint, upkeep_key
-from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.defer import NoOfferFits, OffersUnavailable
 from gpu_autoscaler.model.reasons.defer_limits import (
@@ -238,21 +240,24 @@ def _by_priority(
     barred: Mapping[JobId, str],
 ) -> tuple[Preemption, ...]:
     """Return the victims for the first barred job that they let start. Victims that are ending already count first."""
+    held_jobs = [held for held in deferred if isinstance(held.reason, GangIncomplete)]
+    waiting = [spec for held in held_jobs if (spec := queued_spec(state, held)) is not None and spec.job_id in barred]
+    if not waiting:
+        return ()
     ending = {job_id for job_id, job in state.jobs.items() if is_preempted_for_another(job)}
-    for held in deferred:
-        spec = queued_spec(state, held)
-        if spec is None or not isinstance(held.reason, GangIncomplete) or spec.job_id not in barred:
-            continue
-        candidates = [
-            candidate
-            for candidate in _candidates(state, as_of)
-            if candidate.spec.priority < spec.priority and candidate.pods
-        ][:VICTIMS_COUNT_MAX]
+    lower = [candidate for candidate in _candidates(state, as_of) if candidate.pods]
 
-        def starts(job_id: JobId, without: Iterable[JobId]) -> bool:
-            after = _without(state, ending.union(without), as_of)
-            return any(placement.job_id == job_id for placement in schedule(after, policy, as_of).placements)
+    # Jobs of one priority have the same candidates: all that wait are tried with one schedule.
+    @cache
+    def started(without: frozenset[JobId]) -> frozenset[JobId]:
+        after = _without(state, ending | without, as_of)
+        return frozenset(placement.job_id for placement in schedule(after, policy, as_of).placements)
 
+    def starts(job_id: JobId, without: Iterable[JobId]) -> bool:
+        return job_id in started(frozenset(without))
+
+    for spec in waiting:
+        candidates = [each for each in lower if each.spec.priority < spec.priority][:VICTIMS_COUNT_MAX]
         victims = _needed(spec.job_id, candidates, starts)
         if victims is None:
             continue
@@ -295,16 +300,15 @@ def _needed(
 
 def _without(state: ClusterState, ended: Collection[JobId], as_of: datetime) -> ClusterState:
     """Return the state as if these jobs had ended."""
-    jobs = {
-        job_id: msgspec.structs.replace(
-            job, finished=JobFinished(job_id=job_id, outcome="cancelled", finished_at=as_of)
-        )
-        if job_id in ended
-        else job
-        for job_id, job in state.jobs.items()
-    }
-    pods: dict[PodUid, PodObserved] = {uid: pod for uid, pod in state.pods.items() if pod.job_id not in ended}
-    return msgspec.structs.replace(state, jobs=jobs, pods=pods)
+    jobs = dict(state.jobs)
+    for job_id in ended:
+        end = JobFinished(job_id=job_id, outcome="cancelled", finished_at=plain(as_of))
+        jobs[job_id] = msgspec.structs.replace(jobs[job_id], finished=end)
+    gone = frozenset(uid for uid, pod in state.pods.items() if pod.job_id in ended)
+    pods = {uid: pod for uid, pod in state.pods.items() if uid not in gone}
+    after = msgspec.structs.replace(state, jobs=jobs, pods=pods)
+    hand_on(state, after, {"jobs": frozenset(ended), "pods": gone})
+    return after
 
 
 # ---- candidates

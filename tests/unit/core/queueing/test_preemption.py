@@ -1,6 +1,6 @@
 """Preemption: nominal quota is reclaimed from borrowers, priority counts only where buying is barred."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,8 +15,9 @@ from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
+from gpu_autoscaler.core.queueing import preemption
 from gpu_autoscaler.core.queueing.preemption import Preemption, barred_jobs, may_need_priority, preemptions, save_key
-from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.queueing.schedule import Schedule, schedule
 from gpu_autoscaler.core.state.state import ClusterState, UpkeepRecord
 from gpu_autoscaler.events.job import JobPreempted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
@@ -330,6 +331,36 @@ def test_nobody_ends_for_a_job_that_would_not_fit_anyway() -> None:
     story = (node("n1"), on_sale(), running("low", gpus=8, priority=100), job("high", gpus=8, members=2, priority=1000))
 
     assert names(given(*story), policy(quotas={"is_priority_preemption_on": True}, **BARRED)) == []
+
+
+def test_jobs_of_one_priority_are_tried_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule without the candidates tells of every waiting job; with one for each, many jobs delay the plan."""
+    tried: list[ClusterState] = []
+
+    def counted(state: ClusterState, rules: ScalingPolicy, as_of: datetime) -> Schedule:
+        tried.append(state)
+        return schedule(state, rules, as_of)
+
+    rules = policy(quotas={"is_priority_preemption_on": True}, **BARRED)
+    story = [node("n1"), on_sale(), running("low", gpus=8, priority=100)]
+    state = given(*story, *(job(f"high{number}", gpus=8, members=2, priority=1000) for number in range(30)))
+    made, barred = schedule(state, rules, T0), barred_jobs(plan(state, rules, T0).deferred)
+    monkeypatch.setattr(preemption, "schedule", counted)
+
+    assert len(barred) == 30
+    assert preemptions(state, rules, T0, scheduled=made, barred=barred) == ()
+    assert len(tried) == 1
+
+
+def test_victims_are_the_same_whatever_is_derived_already() -> None:
+    """What is derived from the state is handed on to the states without victims."""
+    small = [running(f"low{number}", on=f"n{1 + number % 2}", gpus=2, priority=100 + number) for number in range(8)]
+    state = given(NODES, on_sale(), *small, job("high", gpus=6, members=2, priority=1000))
+    rules = policy(quotas={"is_priority_preemption_on": True}, **BARRED)
+    again = chosen(state, rules), chosen(state, rules)
+
+    assert len(again[0]) == 6
+    assert again == (chosen(msgspec.structs.replace(state), rules),) * 2
 
 
 # ---- the save before the end
