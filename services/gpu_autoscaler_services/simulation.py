@@ -144,10 +144,11 @@ def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Ha
     waiting_for = _waiting_for(view.state.jobs, view.state.pods, view.state.pods_gone, policy)
     if waiting_for in ("loss", "score"):
         return object()  # never equal
-    if policy.quotas.is_priority_preemption_on and waiting_for == "capacity":
-        return object()  # a plan is made, which depends on everything
     spent = _spent(view.state, counted_at(now))
-    return (spent, queue_inputs(view, policy, now) if waiting_for == "capacity" else waiting_for)
+    if waiting_for != "capacity":
+        return (spent, waiting_for)
+    is_planned = policy.quotas.is_priority_preemption_on  # a plan tells where buying is barred
+    return (spent, (plan_inputs if is_planned else queue_inputs)(view, policy, now))
 
 
 def _spent(state: ClusterState, slot_end: datetime) -> _Spent:

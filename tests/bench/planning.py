@@ -2,14 +2,15 @@
 
 Each plan adds a different new gang to the same state: once with nodes unchanged since the last plan, once right after
 a pod on one of them ended, which changes the view of its node. PLAN quiet has nothing to decide: as most plans. After
-a pod ended, with and without empty nodes, a plan decides as little; so while facts are folded beside it.
+a pod ended, with and without empty nodes, a plan decides as little; so while facts are folded beside it. PLAN
+preempting chooses what ends for one of the jobs of higher priority that wait at the limit of nodes.
 """
 
 import gc
 import statistics
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
 
@@ -19,8 +20,11 @@ from tests.support.stories import T0, Story, given, job, node, offer, on_sale, p
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import Plan, RequestPreemptionCheckpoint
 from gpu_autoscaler.model.offers import CapacityType
 
 NODES_COUNT = 1_000
@@ -30,6 +34,8 @@ MEMBERS_COUNT = 4
 EMPTY_COUNT = 3
 PLANS_COUNT = 25
 FACTS_COUNT = 1_000
+WAITING_COUNT = 100  # jobs of higher priority
+PREEMPTING_PLANS_COUNT = 5
 MEANWHILE_COUNT = 24  # facts folded one by one while a plan is made: in V1 as many arrive
 PLAN_MS_MAX = 10.0
 TOLERATED_TIMES = 5.0  # the machine is shared
@@ -58,6 +64,7 @@ def measure() -> list[Line]:
     after_ms, empty_ms = _after_ends_ms(ground), _after_ends_ms(_with_empty_nodes(ground))
     fleet = f"{NODES_COUNT:,} nodes, {NODES_COUNT * PODS_PER_NODE_COUNT:,} pods"
     gang = f"{fleet}, one new gang of {MEMBERS_COUNT}"
+    jobs = f"{NODES_COUNT:,} nodes, {NODES_COUNT * GPUS_PER_NODE_COUNT:,} jobs of one GPU"
     cases = (
         ("PLAN", still_ms, True, gang),
         ("PLAN moved", moved_ms, False, f"{gang}; a pod just ended"),
@@ -65,6 +72,7 @@ def measure() -> list[Line]:
         ("PLAN quiet moved", after_ms, False, f"{fleet}, nothing to decide; a pod just ended"),
         ("PLAN quiet busy", meanwhile_ms, False, f"{fleet}, nothing to decide; {MEANWHILE_COUNT} pods change"),
         ("PLAN empty moved", empty_ms, False, f"{fleet}, {EMPTY_COUNT} empty nodes; a pod just ended"),
+        ("PLAN preempting", _preempting_ms(), False, f"{jobs}, {WAITING_COUNT} of higher priority wait"),
     )
     lines = []
     for case, ms, is_held, told in cases:
@@ -103,6 +111,38 @@ def _meanwhile_ms(ground: ClusterState) -> list[float]:
             state = fold(state, record(changed))
         milliseconds.append(_cpu_ms(partial(plan, planned, _POLICY, T0 + timedelta(seconds=number))))
     return milliseconds
+
+
+def _preempting_ms() -> list[float]:
+    """How long each plan takes that ends jobs of one GPU for a gang that waits for two whole nodes."""
+    limit = {"nodes_count_max": NODES_COUNT, "gpu_count_max": NODES_COUNT * GPUS_PER_NODE_COUNT}
+    rules = policy(quotas={"is_priority_preemption_on": True}, **limit)
+    whole = offer(gpus=GPUS_PER_NODE_COUNT)
+    running = (_running(number, place) for number in range(NODES_COUNT) for place in range(GPUS_PER_NODE_COUNT))
+    waiting = (job(f"w{number}", gpus=GPUS_PER_NODE_COUNT, members=2, priority=1000) for number in range(WAITING_COUNT))
+    nodes = (node(f"n{number}", whole, has_finalizer=True) for number in range(NODES_COUNT))
+    state = given(*nodes, on_sale(whole), *running, *waiting)
+    milliseconds, made = list[float](), list[Plan]()
+    for number in range(PREEMPTING_PLANS_COUNT):
+        milliseconds.append(_cpu_ms(partial(_make, made, state, rules, T0 + timedelta(seconds=number))))
+    asked = {act.job_id for act in made[-1].upkeep_decisions if isinstance(act, RequestPreemptionCheckpoint)}
+    count = 2 * GPUS_PER_NODE_COUNT
+    assert len(asked) == count, f"one gang needs the GPUs of {count} jobs, the plan asks {len(asked)} to save"
+    return milliseconds
+
+
+def _make(made: list[Plan], state: ClusterState, rules: ScalingPolicy, at: datetime) -> None:
+    made.append(plan(state, rules, at))
+
+
+def _running(number: int, place: int) -> Story:
+    """A running job of low priority that saves on request."""
+    name, on = _name(number, place), f"n{number}"
+    saved = {labels.CHECKPOINTED_AT: ""}
+    return (
+        *job(name, gpus=1, cpu=1, placed_on=(on,), is_running=True, priority=100),
+        *pod(f"{name}-0", on=on, gpus=1, cpu=1, job_id=name, owner_kind="Job", annotations=saved),
+    )
 
 
 def _with_empty_nodes(ground: ClusterState) -> ClusterState:
