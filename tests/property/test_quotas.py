@@ -60,7 +60,7 @@ submitted = st.tuples(
     st.just("submit"), st.sampled_from(PROJECTS), st.sampled_from(USERS), st.sampled_from((1, 2, 4)),
     st.sampled_from((100, 500)),
 )  # fmt: skip
-passed = st.sampled_from((("tick",), ("gone",), ("tick",))) | st.tuples(st.just("end"), st.integers(0, 30))
+passed = st.sampled_from((("tick",), ("gone",), ("tick",), ("lose",))) | st.tuples(st.just("end"), st.integers(0, 30))
 # Several jobs at once, then some time: what one project asks for first, others ask back.
 rounds = st.lists(
     st.tuples(st.lists(submitted, min_size=1, max_size=5), st.lists(passed, max_size=3)), min_size=3, max_size=7
@@ -117,7 +117,7 @@ class World:
                 )
             )  # fmt: skip
         for placed in made.placements:
-            self.spans.setdefault(placed.job_id, []).append([self.at, None])
+            is_known = placed.job_id in self.spans and self.spans[placed.job_id][-1][1] is None
             record = state.jobs[placed.job_id].queued
             assert record is not None
             self._tell(
@@ -126,6 +126,9 @@ class World:
                     node_names=placed.node_names, placed_at=self.at, retries_used_count=0,
                 )
             )  # fmt: skip
+            if is_known:  # its placement was lost, and it runs
+                continue
+            self.spans.setdefault(placed.job_id, []).append([self.at, None])
             name = f"{placed.job_id}-{placed.attempt}"
             gpus = record.spec.member_resources.gpu_count
             self.facts += pod(name, on=placed.node_names[0], gpus=gpus, job_id=placed.job_id, at=self.at)
@@ -142,6 +145,11 @@ class World:
         running = [job_id for job_id, spans in self.spans.items() if spans[-1][1] is None]
         if running:
             self.end(running[number % len(running)])
+
+    def lose_placements(self) -> None:
+        """The last placements are lost with their stream; their pods run."""
+        self.facts = [told for told in self.facts if not isinstance(told.fact, JobPlaced) or told.at < self.at]
+        self._folded, self._state_of = EMPTY_STATE, (0, T0)
 
     def remove_pods_of_preempted(self) -> None:
         """The suspended Jobs have no pods any more."""
@@ -245,6 +253,8 @@ def played(
                 world.end_any(int(str(number)))
             case ("gone",):
                 world.remove_pods_of_preempted()
+            case ("lose",):
+                world.lose_placements()
             case _:
                 world.tick()
     return world

@@ -80,6 +80,7 @@ class _Grants:
         self._resource_quotas = resource_quotas
         self.granted: set[JobId] = set()
         self._held: dict[JobId, Held] = {}
+        self._coming: dict[JobId, ResourceQuotaExceeded | None] = {}  # queued jobs whose pods are created anyway
         self._closed: set[str] = set()  # strict queues of which a job is held
 
     def held(self, demand: Sequence[DemandItem]) -> Mapping[str, Held]:
@@ -89,6 +90,7 @@ class _Grants:
                 self._resource_quotas.take(job.spec, item.member_count)  # its pods are about to be created
         if not self._resource_quotas.is_empty:
             self._take_unseen()
+            self._take_coming(demand)
         waiting = [item for item in demand if item.source in _GRANTED and item.blocked is None]
         first, last = self._by_turn(waiting)
         held = self._outcomes(first) | self._outcomes(last)
@@ -103,6 +105,18 @@ class _Grants:
             unseen_count = len(job.placed.node_uids) - seen.get(job_id, 0)
             if unseen_count > 0 and not is_unbound(job):
                 self._resource_quotas.take(job.queued.spec, unseen_count)
+
+    def _take_coming(self, demand: Iterable[DemandItem]) -> None:
+        """Count the pods of queued jobs that lost a node: their Jobs are not suspended, so the controllers create these
+        pods before those of any job that starts now."""
+        for item in demand:
+            record = None if item.job_id is None else self._state.jobs.get(item.job_id)
+            if item.source is not DemandSource.QUEUED_JOB or record is None or record.queued is None:
+                continue
+            if holds_quota(self._state, record) and not is_preempted_for_another(record):
+                spec = record.queued.spec
+                self._coming[spec.job_id] = self._resource_quotas.refusal(spec, item.member_count)
+                self._resource_quotas.take(spec, item.member_count)
 
     def _by_turn(self, items: Iterable[DemandItem]) -> tuple[list[DemandItem], list[DemandItem]]:
         """Return the items in their turn, and those that come last: of requeued jobs, and of jobs behind them in a
@@ -153,25 +167,28 @@ class _Grants:
         if item.strict_queue in self._closed:
             return None
         needs_quota = not holds_quota(self._state, record)
-        # First: what a ResourceQuota refuses reclaims no quota, and keeps none from others.
-        reason = self._resource_quotas.refusal(spec, item.member_count)
-        if reason is None and needs_quota:
-            reason = self._quota_reason(record, spec)
-        elif reason is None:
-            reason = ending_victim(self._state, record, self._policy)
-        if reason is None:
-            self._resource_quotas.take(spec, item.member_count)
-        else:
-            self._held[spec.job_id] = reason
+        is_coming = spec.job_id in self._coming
+        outcome: Held | None = (
+            self._coming[spec.job_id] if is_coming else self._resource_quotas.refusal(spec, item.member_count)
+        )
+        # Then: what a ResourceQuota refuses reclaims no quota, and keeps none from others.
+        if outcome is None and needs_quota:
+            outcome = self._quota_reason(record, spec)
+        elif outcome is None:
+            outcome = ending_victim(self._state, record, self._policy)
+        if outcome is not None:
+            self._held[spec.job_id] = outcome
             if item.strict_queue is not None:
                 self._closed.add(item.strict_queue)
+        elif not is_coming:
+            self._resource_quotas.take(spec, item.member_count)
         # Nobody borrows nominal quota that its owner waits for.
-        is_owner_waiting = isinstance(reason, CohortQuotaReached) and self._usage.is_nominal_soon(spec)
-        if needs_quota and (reason is None or is_owner_waiting):
+        is_owner_waiting = isinstance(outcome, CohortQuotaReached) and self._usage.is_nominal_soon(spec)
+        if needs_quota and (outcome is None or is_owner_waiting):
             self._usage.add(spec)
-        if needs_quota and reason is None:
+        if needs_quota and outcome is None:
             self.granted.add(spec.job_id)
-        return reason
+        return outcome
 
     def _quota_reason(self, job: JobRecord, spec: JobSpec) -> QuotaReason | None:
         """Return why the policy's quotas do not allow the job; None: they do."""
@@ -180,9 +197,12 @@ class _Grants:
 
 
 def holds_quota(state: ClusterState, job: JobRecord) -> bool:
-    """True from the placement of the job until it ends, or is preempted for another one and its pods are gone."""
-    if job.queued is None or job.placed is None or job.finished is not None:
+    """True from the placement of the job until it ends, or is preempted for another one and its pods are gone. A job
+    with pods was placed, even where that fact is lost with its stream."""
+    if job.queued is None or job.finished is not None:
         return False
+    if job.placed is None:
+        return pod_index(state).members.get(job.queued.job_id, 0) > 0
     return not is_preempted_for_another(job) or remaining_count(state, job.queued.job_id) > 0
 
 
@@ -281,9 +301,9 @@ class QuotaUsage:
         self._in_cohort: Counter[str] = Counter()  # GPUs by project, of projects with a nominal quota
         self._ending: Counter[str] = Counter()  # of these, GPUs of jobs that end for others; by project
         for job in state.jobs.values():
-            if job.queued is not None and job.placed is not None and holds_quota(state, job):
+            if job.queued is not None and holds_quota(state, job):
                 # The attempts before the next placement have ended.
-                self.add(job.queued.spec, None if is_preempted(job) else job.placed.placed_at)
+                self.add(job.queued.spec, None if job.placed is None or is_preempted(job) else job.placed.placed_at)
                 if is_preempted_for_another(job):
                     self._ending[job.queued.spec.project_id] += gpus_of(job.queued.spec)
 

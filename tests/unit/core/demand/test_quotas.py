@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, job, node, on_sale, policy
+from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, job, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.quotas import QuotaUsage, queue_violations
@@ -66,6 +66,18 @@ def test_a_project_starts_no_more_jobs_than_its_quota_of_gpus() -> None:
     assert reason == QuotaReached(owner="project/research", quota="gpu_count_max", used=8, needed=8, limit=8)
     assert "quota of 8 GPUs at once of project research" in reason.sentence()
     assert started(state, policy()) == {"a", "b"}
+
+
+def test_a_job_with_pods_counts_although_its_placement_is_lost() -> None:
+    """After the loss of a stream the last placement may be known by its pods alone; another job does not start."""
+    rules = quotas(projects=[{"name": "research", "gpu_count_max": 8}])
+    runs = (*job("a", at=T0 + MINUTE), *pod("a-0", on="n1", gpus=8, job_id="a", owner_kind="Job"))
+    state = given(NODES, runs, job("b"))
+
+    assert started(state, rules) == {"a"}
+    assert why(state, rules, "b") == QuotaReached(
+        owner="project/research", quota="gpu_count_max", used=8, needed=8, limit=8
+    )
 
 
 def test_a_running_job_counts_until_it_ends() -> None:

@@ -29,12 +29,14 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.job import JobPreempted
 from gpu_autoscaler.events.pod import PodQuotaGone, PodQuotaListed, PodWatched
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer import DeferReason, ResourceQuotaExceeded
 from gpu_autoscaler.model.reasons.defer_waits import QueueHeadWaits
+from gpu_autoscaler.model.reasons.preempt import PriorityPreempted
 from gpu_autoscaler.model.scheduling import LabelRequirement
 
 GPUS = "requests.nvidia.com/gpu"
@@ -97,6 +99,37 @@ def test_a_job_is_not_released_into_a_full_quota() -> None:
     assert [(entry.subject, entry.reason) for entry in outcome.deferred] == [
         ("job/train", refused("gpus", used=0, needed=8, hard=4))
     ]
+
+
+def test_the_pod_of_a_lost_node_comes_before_other_jobs() -> None:
+    """The Job of an attempt that lost its node is not suspended: its controller creates the pod again at once, and the
+    quota has room for one job."""
+    lost = TimedFact(JobPreempted(job_id=JobId("lost"), attempt=1, cause="gone", preempted_at=T0), T0)
+    story = (node("n1"), node("n2"), research("lost", priority=100, placed_on=("gone",), is_running=True), (lost,))
+    state = given(*story, research("first", priority=900), quota("gpus", {GPUS: 8}))
+
+    made = schedule(state, policy(), T0)
+
+    assert [str(placement.job_id) for placement in made.placements] == ["lost"]
+    assert [(entry.subject, entry.reason) for entry in made.deferred] == [
+        ("job/first", refused("gpus", used=8, needed=8, hard=8))
+    ]
+    full = schedule(given(*story, quota("gpus", {GPUS: 4})), policy(), T0)
+    assert [entry.reason for entry in full.deferred] == [refused("gpus", used=0, needed=8, hard=4)]
+
+
+def test_a_job_that_ended_for_another_one_waits_its_turn() -> None:
+    """Its Job is suspended, so it uses no quota until it starts again."""
+    reason = PriorityPreempted(for_job=JobId("first"), for_priority=900, priority=100, barred_by="gpus_limit")
+    ended = JobPreempted(
+        job_id=JobId("victim"), attempt=1, cause="priority", preempted_at=T0, preemption=reason, is_own_choice=True
+    )
+    victim = research("victim", priority=100, placed_on=("n1",), is_running=True)
+    jobs = (victim, (TimedFact(ended, T0),), research("first", priority=900))
+
+    made = schedule(given(node("n1"), *jobs, quota("gpus", {GPUS: 8})), policy(), T0)
+
+    assert [str(placement.job_id) for placement in made.placements] == ["first"]
 
 
 def test_a_quota_concerns_its_namespace_only() -> None:
