@@ -151,6 +151,7 @@ def test_it_is_installed_upgraded_and_removed(plane: ControlPlane) -> None:
     on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
 
 
+@pytest.mark.sweep
 def test_an_earlier_chart_is_upgraded_and_rolled_back(plane: ControlPlane) -> None:
     """An installation of an earlier version is upgraded with the same values, and rolled back."""
     values = ("--values", str(VALUES["cluster"]), "--set", "nats.replicas=1")
