@@ -60,7 +60,9 @@ submitted = st.tuples(
     st.just("submit"), st.sampled_from(PROJECTS), st.sampled_from(USERS), st.sampled_from((1, 2, 4)),
     st.sampled_from((100, 500)),
 )  # fmt: skip
-passed = st.sampled_from((("tick",), ("gone",), ("tick",), ("lose",))) | st.tuples(st.just("end"), st.integers(0, 30))
+passed = st.sampled_from((("tick",), ("gone",), ("tick",), ("lose",))) | st.tuples(
+    st.sampled_from(("end", "end", "node")), st.integers(0, 30)
+)
 # Several jobs at once, then some time: what one project asks for first, others ask back.
 rounds = st.lists(
     st.tuples(st.lists(submitted, min_size=1, max_size=5), st.lists(passed, max_size=3)), min_size=3, max_size=7
@@ -126,9 +128,10 @@ class World:
                     node_names=placed.node_names, placed_at=self.at, retries_used_count=0,
                 )
             )  # fmt: skip
-            if is_known:  # its placement was lost, and it runs
-                continue
-            self.spans.setdefault(placed.job_id, []).append([self.at, None])
+            if not is_known:
+                self.spans.setdefault(placed.job_id, []).append([self.at, None])
+            elif any(known.job_id == placed.job_id for known in state.pods.values()):
+                continue  # its placement was lost, and it runs
             name = f"{placed.job_id}-{placed.attempt}"
             gpus = record.spec.member_resources.gpu_count
             self.facts += pod(name, on=placed.node_names[0], gpus=gpus, job_id=placed.job_id, at=self.at)
@@ -145,6 +148,14 @@ class World:
         running = [job_id for job_id, spans in self.spans.items() if spans[-1][1] is None]
         if running:
             self.end(running[number % len(running)])
+
+    def lose_node(self, number: int) -> None:
+        """One of the running jobs loses its node. Its Job is not suspended, so it keeps its quota."""
+        running = [job_id for job_id, spans in self.spans.items() if spans[-1][1] is None]
+        placed = self.state.jobs[running[number % len(running)]].placed if running else None
+        if placed is not None:
+            self._tell(JobPreempted(job_id=placed.job_id, attempt=placed.attempt, cause="gone", preempted_at=self.at))
+            self._remove_pods(placed.job_id)
 
     def lose_placements(self) -> None:
         """The last placements are lost with their stream; their pods run."""
@@ -251,6 +262,8 @@ def played(
                 world.submit(*fields)  # type: ignore[arg-type]
             case ("end", number):
                 world.end_any(int(str(number)))
+            case ("node", number):
+                world.lose_node(int(str(number)))
             case ("gone",):
                 world.remove_pods_of_preempted()
             case ("lose",):

@@ -201,7 +201,7 @@ def holds_quota(state: ClusterState, job: JobRecord) -> bool:
     with pods was placed, even where that fact is lost with its stream."""
     if job.queued is None or job.finished is not None:
         return False
-    if job.placed is None:
+    if job.placed is None and job.preempted is None:
         return pod_index(state).members.get(job.queued.job_id, 0) > 0
     return not is_preempted_for_another(job) or remaining_count(state, job.queued.job_id) > 0
 
