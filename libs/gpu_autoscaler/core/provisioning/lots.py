@@ -72,7 +72,7 @@ class KeptPlaces:
     """Places that earlier plans bought for lots that still wait. Taken by other lots, they would be bought again."""
 
     def __init__(self, lots: Sequence[Lot], views: tuple[NodeView, ...], free_capacity: FreeCapacity) -> None:
-        """Place the members of all lots on what was bought for them.
+        """Place the members of all lots on what was bought for them. What is blocked keeps nothing: others may use it.
 
         Each pod first keeps its own place, as its plan assigned it. Placed one lot after the other, some would take
         what was bought for the next, or block each other by their spread constraints.
@@ -80,7 +80,8 @@ class KeptPlaces:
         self._free_capacity = free_capacity
         self._ordered: OrderedBins = OrderedBins(views)
         self._keys: dict[str, tuple[str, ...]] = {}  # by the key of a lot
-        waiting = [lot for lot in lots if lot.first.is_bought_for] if self._ordered.any else []
+        waiting = [lot for lot in lots if lot.first.is_bought_for and lot.first.blocked is None]
+        waiting = waiting if self._ordered.any else []
         own = {lot.key: Counter(key for item in lot.items if (key := self._ordered.own(item))) for lot in waiting}
         self._keys = {lot.key: free_capacity.place_counts(own[lot.key], lot.shape) for lot in waiting}
         self._take_back_misplaced(waiting)

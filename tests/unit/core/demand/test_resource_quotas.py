@@ -365,6 +365,19 @@ def test_a_job_over_a_quota_of_the_policy_takes_no_resource_quota() -> None:
     assert [reason.demand for reason in bought if isinstance(reason, UnmetDemand)] == [("job/fits",)]
 
 
+def test_what_was_bought_for_a_refused_job_serves_others() -> None:
+    """The quota was lowered while the node booted: the job keeps no place on it from a job of another namespace."""
+    reason = UnmetDemand(demand=("job/train",), offers_considered=1, price_micro_usd_per_hour=1)
+    story = (
+        node("n1", reason=reason),
+        SOLD,
+        research("train"),
+        quota("gpus", {GPUS: 4}),
+        research("other", namespace="vision"),
+    )
+    assert bought_for(given(*story)) == set()
+
+
 # ---- of namespaces that the scheduler creates
 
 CREATED = {"namespace_template": "gpu-{project}", "quota": {GPUS: "8"}}
