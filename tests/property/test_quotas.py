@@ -11,11 +11,12 @@ import msgspec
 from hypothesis import Phase, example, settings
 from hypothesis import given as for_all
 from hypothesis import strategies as st
-from tests.support.stories import MINUTE, T0, Story, TimedFact, job, node, pod, policy, record, synced
+from tests.support.accepted import accepted_plan
+from tests.support.stories import MINUTE, T0, Story, TimedFact, job, node, on_sale, pod, policy, record, synced
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
+from gpu_autoscaler.core.policy.queue_settings import QueuePolicy, queue_of
 from gpu_autoscaler.core.queueing.preemption import Preemption, preemptions
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
@@ -75,7 +76,7 @@ class World:
 
     def __init__(self, rules: ScalingPolicy, nodes_count: int) -> None:
         nodes: Story = tuple(fact for number in range(nodes_count) for fact in node(f"n{number}"))
-        self.rules, self.at, self.facts = rules, T0, list[TimedFact](nodes)
+        self.rules, self.at, self.facts = rules, T0, list[TimedFact]((*nodes, *on_sale()))
         self.spans: dict[JobId, list[list[datetime | None]]] = {}  # placed and ended, of each attempt
         self.preempted_count = 0
         self._numbers, self._versions = count(1), count(10)
@@ -107,6 +108,7 @@ class World:
             if ended is None and started is not None and self.at >= started + timedelta(hours=1):
                 self.end(job_id)
         state = self.state
+        self._check_order(state)
         made = schedule(state, self.rules, self.at)
         for victim in preemptions(state, self.rules, self.at, scheduled=made, barred={}):
             self.preempted_count += 1
@@ -196,6 +198,17 @@ class World:
         return used
 
     # ---- what must hold
+
+    def _check_order(self, state: ClusterState) -> None:
+        """The plan check accepts the plan, which buys for no job of a strict queue behind one that it defers."""
+        made = accepted_plan(state, self.rules, self.at)
+        bought = {key for each in made.purchases for key in getattr(each.reason, "demand", ())}
+        held = {each.subject for each in made.deferred}
+        waiting = [(f"job/{job_id}", job.queued.spec.project_id) for job_id, job in state.jobs.items() if job.queued]
+        for queue in self.rules.queues:
+            names = sorted(key for key, project in waiting if queue_of(self.rules.queues, project) is queue)
+            late = next((number for number, key in enumerate(names) if key in held), len(names))
+            assert not queue.is_strict or bought.isdisjoint(names[late:]), (queue.name, names[late:])
 
     def _check_victim(self, victim: Preemption, granted: frozenset[JobId]) -> None:
         """Its project borrows, and the job it ends for fits into the nominal quota of its own, beside all jobs of its

@@ -138,12 +138,14 @@ class KeptPlaces:
 
 
 def lots_of(demand: tuple[DemandItem, ...]) -> Iterator[Lot]:
-    """Group the demand, which comes in the order of service, without putting lower priority before higher."""
+    """Group the demand, which comes in the order of service, without putting lower priority before higher, or a job of
+    a strict queue before one ahead of it that differs."""
     for _, equals in groupby(demand, key=lambda item: (item.is_bought_for, item.priority)):
         alike: dict[object, list[DemandItem]] = {}
+        runs: dict[str, tuple[object, int]] = {}  # by strict queue: the key of its last items, and which run they are
         for item in equals:
             of_job = item.job_id if item.source is DemandSource.ELASTIC_MEMBER else None  # it waits for its own gang
-            key = (
+            key: object = (
                 item.key
                 if item.member_count > 1
                 else (
@@ -158,6 +160,9 @@ def lots_of(demand: tuple[DemandItem, ...]) -> Iterator[Lot]:
                     item.blocked,
                 )
             )
+            if item.strict_queue is not None:
+                before, number = runs.get(item.strict_queue, (None, 0))
+                key = runs[item.strict_queue] = (key, number + (key != before))
             alike.setdefault(key, []).append(item)
         for items in alike.values():
             yield Lot(items=tuple(items))

@@ -352,6 +352,20 @@ def test_behind_a_job_without_quota_nobody_of_its_strict_queue_gets_any() -> Non
     }  # fmt: skip
 
 
+def test_nothing_is_bought_for_a_job_behind_the_head_of_a_strict_queue() -> None:
+    """Two jobs are alike; between them the quota refuses one, which the second may not pass."""
+    sizes = (("first", 4), ("large", 8), ("like-first", 4))
+    jobs = [research(name, gpus=gpus, at=T0 - timedelta(hours=3 - number)) for number, (name, gpus) in enumerate(sizes)]
+    state, rules = given(SOLD, *jobs, quota("gpus", {GPUS: 11})), policy(queues=(STRICT,))
+
+    made = accepted_plan(state, rules, T0)
+
+    assert [each.reason.demand for each in made.purchases if isinstance(each.reason, UnmetDemand)] == [("job/first",)]
+    assert {held.subject: type(held.reason) for held in made.deferred} == {
+        "job/large": ResourceQuotaExceeded, "job/like-first": QueueHeadWaits
+    }  # fmt: skip
+
+
 def test_a_job_over_a_quota_of_the_policy_takes_no_resource_quota() -> None:
     """Its user has reached a limit; the namespace's quota is for the next job."""
     state = given(
