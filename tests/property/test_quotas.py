@@ -24,6 +24,7 @@ from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached
+from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 from gpu_autoscaler.model.reasons.preempt import QuotaReclaimed
 
 # A failure is not made smaller, which takes minutes: each example is a few lines already.
@@ -200,10 +201,10 @@ class World:
     # ---- what must hold
 
     def _check_order(self, state: ClusterState) -> None:
-        """The plan check accepts the plan, which buys for no job of a strict queue behind one that it defers."""
+        """The plan check accepts the plan, which buys for no job of a strict queue behind one without capacity."""
         made = accepted_plan(state, self.rules, self.at)
         bought = {key for each in made.purchases for key in getattr(each.reason, "demand", ())}
-        held = {each.subject for each in made.deferred}
+        held = {each.subject for each in made.deferred if not isinstance(each.reason, CapacityExpected)}
         waiting = [(f"job/{job_id}", job.queued.spec.project_id) for job_id, job in state.jobs.items() if job.queued]
         for queue in self.rules.queues:
             names = sorted(key for key, project in waiting if queue_of(self.rules.queues, project) is queue)

@@ -1,7 +1,7 @@
 """Rules of the plan check for quotas: what is bought for queued jobs stays within the quotas of their owners."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.core.check.violation import Violation
@@ -21,14 +21,17 @@ def quota_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     A quota that was lowered below what runs is no violation by itself: a purchase for its owner is.
     """
     quotas = policy.quotas
+    if not quotas.is_set:
+        return
     bought = _jobs_bought_for(plan, state)
-    if not bought or not quotas.is_set:
+    if not bought:
         return
     with_pods = {pod.job_id for pod in state.pods.values() if pod.phase not in ("succeeded", "failed")}
+    lost = _lost_placements(state)
     running = [
         spec
         for job_id, job in state.jobs.items()
-        if job_id not in bought and (spec := _kept_spec(job, has_pods=job_id in with_pods))
+        if job_id not in bought and (spec := _kept_spec(job, lost, has_pods=job_id in with_pods))
     ]
     for kind in ("project", "user"):
         for owner in sorted({_owner(spec, kind) for spec in bought.values()}):
@@ -50,23 +53,36 @@ def _jobs_bought_for(plan: Plan, state: ClusterState) -> dict[JobId, JobSpec]:
     keys = {key for decision in plan.purchases for key in getattr(decision.reason, "demand", ())}
     jobs = ((JobId(key.removeprefix("job/")), key) for key in sorted(keys) if key.startswith("job/"))
     records = ((job_id, state.jobs.get(job_id)) for job_id, _ in jobs)
+    lost = _lost_placements(state)
     return {
         job_id: job.queued.spec
         for job_id, job in records
         if job is not None
         and job.queued is not None
-        and _kept_spec(job, has_pods=False) is None
+        and _kept_spec(job, lost, has_pods=False) is None
         and _gpus(job.queued.spec)
     }
 
 
-def _kept_spec(job: JobRecord, *, has_pods: bool) -> JobSpec | None:
+def _lost_placements(state: ClusterState) -> set[JobId]:
+    """Return the jobs whose placement no fact tells any more, but their pods or the loss of an attempt."""
+    members = {pod.job_id for pod in state.pods.values() if pod.phase != "failed" and pod.deleting_since is None}
+    return {
+        job_id
+        for job_id, job in state.jobs.items()
+        if job.placed is None and (job.preempted is not None or job_id in members)
+    }
+
+
+def _kept_spec(job: JobRecord, lost: Collection[JobId], *, has_pods: bool) -> JobSpec | None:
     """Return the job if it has its quota: it was placed, has not ended, and was not preempted for another job, or its
-    pods remain."""
-    if job.queued is None or job.placed is None or job.finished is not None:
+    pods remain. `lost`: jobs whose placement is known by that alone."""
+    if job.queued is None or job.finished is not None:
         return None
-    last = job.preempted
-    is_out = last is not None and last.attempt >= job.placed.attempt and last.preemption is not None
+    if job.placed is None and job.queued.job_id not in lost:
+        return None
+    last, attempt = job.preempted, 0 if job.placed is None else job.placed.attempt
+    is_out = last is not None and last.attempt >= attempt and last.preemption is not None
     return None if is_out and job.cancel_requested is None and not has_pods else job.queued.spec
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.accepted import accepted_plan
 from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, job, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -78,6 +79,16 @@ def test_a_job_with_pods_counts_although_its_placement_is_lost() -> None:
     assert why(state, rules, "b") == QuotaReached(
         owner="project/research", quota="gpu_count_max", used=8, needed=8, limit=8
     )
+
+
+def test_a_member_is_bought_for_a_job_whose_placement_is_lost() -> None:
+    """It has its quota, also where the quota was lowered since; so says the plan check."""
+    rules = quotas(projects=[{"name": "research", "gpu_count_max": 8}])
+    runs = (*job("a", members=2), *pod("a-0", on="n1", gpus=8, job_id="a", owner_kind="Job"))
+
+    made = accepted_plan(given(node("n1"), on_sale(), runs), rules, T0)
+
+    assert len(made.purchases) == 1
 
 
 def test_a_running_job_counts_until_it_ends() -> None:
