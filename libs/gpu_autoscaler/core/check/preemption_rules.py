@@ -1,12 +1,14 @@
 """Rules of the plan check on requests to save before a preemption, and on requeues. Shares no code with the choice."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
+from gpu_autoscaler.core.check.quota_rules import lost_placements
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import RequestPreemptionCheckpoint, RequeueJob
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
 
@@ -69,12 +71,13 @@ def _runs(job: JobRecord) -> bool:
     return job.preempted is None or job.preempted.attempt < job.placed.attempt
 
 
-def _has_quota(job: JobRecord) -> bool:
-    """True from the placement until the end, also after the loss of a node; false if it ends for another job."""
-    if job.placed is None or job.finished is not None:
+def _has_quota(job: JobRecord, lost: Collection[JobId]) -> bool:
+    """True from the placement until the end, also after the loss of a node; false if it ends for another job. `lost`:
+    jobs whose placement no fact tells any more."""
+    if job.queued is None or job.finished is not None or (job.placed is None and job.queued.job_id not in lost):
         return False
-    last = job.preempted
-    return last is None or last.preemption is None or last.attempt < job.placed.attempt
+    last, attempt = job.preempted, 0 if job.placed is None else job.placed.attempt
+    return last is None or last.preemption is None or last.attempt < attempt
 
 
 def _borrows_nothing(
@@ -86,7 +89,8 @@ def _borrows_nothing(
         return "the policy lets no quota be reclaimed from its project"
     if owner != reason.nominal_gpu_count or _gpus([other]) > owner:
         return f"project {other.project_id} has a nominal quota of {owner} GPUs"
-    using = (job.queued.spec for job in state.jobs.values() if job.queued is not None and _has_quota(job))
+    lost = lost_placements(state)
+    using = (job.queued.spec for job in state.jobs.values() if job.queued is not None and _has_quota(job, lost))
     used = _gpus(other_spec for other_spec in using if other_spec.project_id == spec.project_id)
     return None if used > mine else f"project {spec.project_id} borrows nothing"
 

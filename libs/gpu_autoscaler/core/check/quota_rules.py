@@ -27,7 +27,7 @@ def quota_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     if not bought:
         return
     with_pods = {pod.job_id for pod in state.pods.values() if pod.phase not in ("succeeded", "failed")}
-    lost = _lost_placements(state)
+    lost = lost_placements(state)
     running = [
         spec
         for job_id, job in state.jobs.items()
@@ -53,7 +53,7 @@ def _jobs_bought_for(plan: Plan, state: ClusterState) -> dict[JobId, JobSpec]:
     keys = {key for decision in plan.purchases for key in getattr(decision.reason, "demand", ())}
     jobs = ((JobId(key.removeprefix("job/")), key) for key in sorted(keys) if key.startswith("job/"))
     records = ((job_id, state.jobs.get(job_id)) for job_id, _ in jobs)
-    lost = _lost_placements(state)
+    lost = lost_placements(state)
     return {
         job_id: job.queued.spec
         for job_id, job in records
@@ -64,7 +64,7 @@ def _jobs_bought_for(plan: Plan, state: ClusterState) -> dict[JobId, JobSpec]:
     }
 
 
-def _lost_placements(state: ClusterState) -> set[JobId]:
+def lost_placements(state: ClusterState) -> set[JobId]:
     """Return the jobs whose placement no fact tells any more, but their pods or the loss of an attempt."""
     members = {pod.job_id for pod in state.pods.values() if pod.phase != "failed" and pod.deleting_since is None}
     return {

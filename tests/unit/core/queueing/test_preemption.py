@@ -431,6 +431,15 @@ def test_a_job_that_lost_its_node_counts_as_borrowed() -> None:
     assert check(made, state, cohort()) == ()
 
 
+def test_a_job_whose_placement_is_lost_counts_as_borrowed() -> None:
+    """It runs, as its pod shows: project a uses 12 of 8 with it, also by the plan check."""
+    unknown = (*job("a1", gpus=4, project_id="a"), *pod("a1-0", on="n1", gpus=4, job_id="a1", owner_kind="Job"))
+    known = [running(f"a{number}", on="n2", saved_at="") for number in (2, 3)]
+    made = accepted_plan(given(NODES, unknown, *known, job("b1", gpus=8, project_id="b")), cohort(), T0)
+
+    assert len(asks(made)) == 1
+
+
 @pytest.mark.parametrize(
     "changes",
     [
