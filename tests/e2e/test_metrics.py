@@ -57,6 +57,12 @@ async def counts_refused_request(child: Child) -> bool:
     return letters.get(("job", "refused_request"), 0) == 1
 
 
+async def counts_jobs(child: Child) -> bool:
+    """Return whether the process has looked at the streams since a job was stored."""
+    fills = (await page_of(child)).get("gpu_autoscaler_stream_fill_ratio", {})
+    return fills.get(("JOB",), 0) > 0
+
+
 async def test_processes_export_the_families_of_their_service(tmp_path: Path) -> None:
     """After a job has run: no family in a process that does not own it, none that nobody exports.
 
@@ -68,6 +74,7 @@ async def test_processes_export_the_families_of_their_service(tmp_path: Path) ->
         await cluster.until(lambda record: has(record, JobStarted, job_id="job-0"), "the job runs")
         await cluster.until(lambda record: has(record, JobRejected), "the other one is rejected")
         await until(partial(counts_refused_request, cluster.system.children["scheduler"]))
+        await until(partial(counts_jobs, cluster.system.children["scaler"]))
         pages = await pages_of(cluster)
     for name, page in pages.items():
         service, process = PROCESSES[name]

@@ -43,7 +43,7 @@ TEAMS: Mapping[str, Planted] = {
         "a preempted job gets a node beyond its cohort's quota while its pods end",
         2,
         f"{_CORE}/demand/quotas.py",
-        "            reason = ending_victim(self._state, record, self._policy)\n",
+        "            outcome = ending_victim(self._state, record, self._policy)\n",
         "            pass\n",
     ),
     f"{_PREEMPTION}::test_nobody_borrows_what_its_owner_has_once_its_own_victim_has_ended": Planted(
@@ -71,8 +71,8 @@ TEAMS: Mapping[str, Planted] = {
         "a job of high priority preempts others although nodes can be bought",
         3,
         f"{_CORE}/queueing/preemption.py",
-        " or spec.job_id not in barred:\n",
-        ":\n",
+        " and spec.job_id in barred]\n",
+        "]\n",
         also=((f"{_CORE}/queueing/preemption.py", "barred_by=barred[spec.job_id]", 'barred_by=""'),),
     ),
     f"{_PREEMPTION}::test_a_protected_job_is_no_victim": Planted(
@@ -128,8 +128,8 @@ TEAMS: Mapping[str, Planted] = {
         "each job sees a ResourceQuota without the jobs before it",
         2,
         f"{_CORE}/demand/quotas.py",
-        "            self._resource_quotas.take(spec, item.member_count)\n        else:\n",
-        "            pass\n        else:\n",
+        "        elif not is_coming:\n            self._resource_quotas.take(spec, item.member_count)\n",
+        "",
     ),
     f"{_RESOURCE_QUOTAS}::test_a_placed_job_keeps_its_quota_until_its_pods_exist": Planted(
         "placed jobs count against no ResourceQuota before their pods exist",
@@ -156,8 +156,9 @@ TEAMS: Mapping[str, Planted] = {
         "a job takes one of its quotas while another refuses it",
         2,
         f"{_CORE}/demand/quotas.py",
-        "        if reason is None:\n            self._resource_quotas.take(spec, item.member_count)\n        else:\n",
-        "        self._resource_quotas.take(spec, item.member_count)\n        if reason is not None:\n",
+        "        if outcome is not None:\n            self._held[spec.job_id] = outcome\n",
+        "        if outcome is not None:\n            self._resource_quotas.take(spec, item.member_count)\n"
+        "            self._held[spec.job_id] = outcome\n",
     ),
     f"{_RESOURCE_QUOTAS}::test_the_quota_of_the_policy_counts_before_its_namespace_exists": Planted(
         "the first jobs of a project know nothing of the quota that its namespace will have",

@@ -40,8 +40,8 @@ TESTED: Mapping[str, Planted] = {
         "a comparison notes nothing of when it changes",
         6,
         f"{_CORE}/disruption/emptiness.py",
-        "if at_once is None and not has_lasted(view.empty_since, allowed_seconds, draft.as_of):",
-        "if at_once is None and idle_seconds < allowed_seconds:",
+        "has_lasted(view.empty_since, seconds, draft.as_of)",
+        "(draft.as_of - view.empty_since).total_seconds() >= seconds",
     ),
     f"{_IDLE}::test_one_busy_pod_keeps_its_workload_and_no_other": Planted(
         "an idle pod takes the busy pods of its owner with it",
