@@ -15,6 +15,13 @@ _WAITS = "tests/unit/core/provisioning/test_spot_waits.py"
 
 # By the test that finds it.
 ECONOMY: Mapping[str, Planted] = {
+    f"{_SPARES}::test_a_node_whose_time_is_over_takes_no_work_from_others": Planted(
+        "an empty node leaves because others would take the work, which leave as well",
+        3,
+        f"{_CORE}/disruption/spare_nodes.py",
+        "    names = {spare.view.name for spare in empty}.union(leaving)\n",
+        "    names = {spare.view.name for spare in empty}\n",
+    ),
     f"{_SPARES}::test_a_node_that_work_often_needs_is_kept_until_break_even": Planted(
         "an empty node that arrivals use is unneeded",
         3,

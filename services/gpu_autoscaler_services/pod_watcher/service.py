@@ -85,6 +85,7 @@ class _WatchedKind(msgspec.Struct):
     listed: Callable[[tuple[str, ...], int, int, datetime], Versioned]
     watched_seconds: float = WATCHED_SECONDS  # between two heartbeats
     published: dict[str, Versioned | None] = {}  # by uid; None: it could not be decoded
+    versions: dict[str, int] = {}  # by uid: of the object itself, which a fact may exceed
     last_list: Versioned | None = None
     watched_at: datetime | None = None
 
@@ -313,6 +314,7 @@ class PodWatcher:
                 self._related.meet(obj)
                 yield []
         kind.published = {uid: fact for uid, fact in kind.published.items() if uid in present}
+        kind.versions = {uid: version for uid, version in kind.versions.items() if uid in present}
         yield from (self._observe(kind, obj) for obj in item.objects)
         kind.watched_at = item.seen_at
         kind.last_list = kind.listed(uids, self._epoch, item.version, item.seen_at)
@@ -322,6 +324,7 @@ class PodWatcher:
         """Return the object's end, at a version not before its last fact."""
         uid = obj.metadata.uid
         last = kind.published.pop(uid, None)
+        kind.versions.pop(uid, None)
         gone = kind.gone(obj, epoch=self._epoch)
         match gone:
             case PodGone():
@@ -381,6 +384,9 @@ class PodWatcher:
             return []
         if fact is None:
             return []
+        if fact.version < kind.versions.get(uid, 0):
+            return []  # a list from a server that lags behind: its watch shows again what this one has seen
+        kind.versions[uid] = fact.version
         known = kind.published.get(uid)
         if known is not None:
             if msgspec.structs.replace(known, version=fact.version) == fact:

@@ -211,7 +211,7 @@ async def test_node_with_invalid_amount_is_ignored(watcher: PodWatcher, amount: 
 
 async def test_fractional_gpu_amounts_are_rounded_down(watcher: PodWatcher) -> None:
     """`7500m` is seven GPUs; `1e3` is a thousand, as Kubernetes reads it."""
-    for amount, count in (("7500m", 7), ("1e3", 1000), ("0.5", 0)):
+    for amount, count in (("0.5", 0), ("7500m", 7), ("1e3", 1000)):
         recorded, *_ = await observed(watcher, gpu_node({"nvidia.com/gpu": amount}), version=count + 10)
         assert isinstance(recorded.fact, NodeObserved)
         assert recorded.fact.allocatable.gpu_count == count
@@ -240,3 +240,14 @@ async def test_pod_of_other_scheduler_is_demand_once_unschedulable(watcher: PodW
     unschedulable = waiting(8, schedulerName="volcano")
     (buy,) = decided(given(await observed(watcher, unschedulable, version=9), on_sale()))
     assert isinstance(buy, BuyNode)
+
+
+async def test_a_list_of_a_server_that_lags_behind_undoes_nothing(watcher: PodWatcher) -> None:
+    """It shows the node before its GPUs were allocatable. Published as new, they would count as lost."""
+    await observed(watcher, gpu_node({"nvidia.com/gpu": "0"}), version=10)
+    assert await observed(watcher, gpu_node({"nvidia.com/gpu": "4"}), version=20)
+
+    facts = await watcher.on_item(listed(NODES, decoded(NODES, gpu_node({"nvidia.com/gpu": "0"}), 10, namespace="")))
+
+    assert not [fact for fact in facts if isinstance(fact, NodeObserved)]
+    assert await observed(watcher, gpu_node({"nvidia.com/gpu": "3"}), version=30)
