@@ -114,7 +114,7 @@ class Namespace:
 @settings(max_examples=150, deadline=None, phases=_PHASES)
 @for_all(st.sampled_from((4, 6, 8)), steps)
 def test_no_pod_is_refused(hard_gpu_count: int, told: list[tuple[object, ...]]) -> None:
-    """Neither of a job that starts, nor of one that lost its node; unless a job was larger than the quota."""
+    """Neither of a job that starts, nor of one that lost its node."""
     namespace = Namespace(hard_gpu_count)
     for step in told:
         match step:

@@ -21,13 +21,13 @@ def quota_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     A quota that was lowered below what runs is no violation by itself: a purchase for its owner is.
     """
     quotas = policy.quotas
-    if not quotas.is_set:
+    if not plan.purchases or not quotas.is_set:
         return
-    bought = _jobs_bought_for(plan, state)
+    lost = lost_placements(state)
+    bought = _jobs_bought_for(plan, state, lost)
     if not bought:
         return
     with_pods = {pod.job_id for pod in state.pods.values() if pod.phase not in ("succeeded", "failed")}
-    lost = lost_placements(state)
     running = [
         spec
         for job_id, job in state.jobs.items()
@@ -48,12 +48,11 @@ def quota_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     yield from _cohorts(quotas, running, bought.values())
 
 
-def _jobs_bought_for(plan: Plan, state: ClusterState) -> dict[JobId, JobSpec]:
+def _jobs_bought_for(plan: Plan, state: ClusterState, lost: Collection[JobId]) -> dict[JobId, JobSpec]:
     """Return the queued jobs with GPUs that nodes are bought for and that have no quota yet."""
     keys = {key for decision in plan.purchases for key in getattr(decision.reason, "demand", ())}
     jobs = ((JobId(key.removeprefix("job/")), key) for key in sorted(keys) if key.startswith("job/"))
     records = ((job_id, state.jobs.get(job_id)) for job_id, _ in jobs)
-    lost = lost_placements(state)
     return {
         job_id: job.queued.spec
         for job_id, job in records
