@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import secrets
+import shutil
 import signal
 import ssl
 import subprocess
@@ -232,15 +233,38 @@ class ControlPlane:
         revision = self._ask_etcd("/v3/maintenance/status")["header"]["revision"]
         self._ask_etcd("/v3/kv/compaction", {"revision": revision, "physical": True})
 
+    def back_up(self) -> Path:
+        """Copy etcd's files while it is stopped, as a backup that is whole; return the copy."""
+        copy = self.folder / f"backup-{secrets.token_hex(4)}"
+        self._end("etcd")
+        shutil.copytree(self._etcd_folder, copy)
+        self._start_etcd()
+        self.wait_ready()
+        return copy
+
+    def restore(self, copy: Path) -> None:
+        """Give etcd the files of a backup; the API server, whose cache is of the time after it, is started again."""
+        self._end("kube-apiserver")
+        self._end("etcd")
+        shutil.rmtree(self._etcd_folder)
+        shutil.copytree(copy, self._etcd_folder)
+        self._start_etcd()
+        self.start_api()
+        self.wait_ready()
+
     def log_end(self, name: str) -> str:
         """Return the end of a program's log."""
         return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")[-_LOG_CHARACTERS_SHOWN:]
+
+    @property
+    def _etcd_folder(self) -> Path:
+        return self.folder / f"etcd-{self._etcd_port}"
 
     def _start_etcd(self) -> None:
         client, peer = (f"http://{LOOPBACK}:{port}" for port in (self._etcd_port, self._peer_port))
         self._spawn(
             "etcd",
-            f"--data-dir={self.folder / f'etcd-{self._etcd_port}'}",
+            f"--data-dir={self._etcd_folder}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpu_autoscaler.kube.protocol import (
     NAMESPACES,
     NODES,
     PODS,
+    RESTORED_COMMAND,
     Cluster,
     Conflict,
     Eviction,
@@ -29,7 +31,9 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.kube.watch import list_and_watch, list_objects
 from gpu_autoscaler.kube.wire import core, workloads
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
+from gpu_autoscaler.model.observed import aware_instant
 
 CALL_SECONDS_MAX = 10.0  # wall time of one read or write
 # The API server retries for ten seconds before it answers 409 to an eviction of a pod with another uid.
@@ -110,7 +114,9 @@ class KubeClient:
             raise PermanentError(
                 "namespace kube-system has no creationTimestamp; check that kube.url is a Kubernetes API"
             )
-        return Cluster(installation=namespace.metadata.uid, epoch=int(created.timestamp()))
+        restored = _restored_at(namespace)
+        epoch_at = created if restored is None else max(created, restored)
+        return Cluster(installation=namespace.metadata.uid, epoch=int(epoch_at.timestamp()))
 
     async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
         body = await self._call("GET", kind.path(namespace, name), f"get {kind.plural} {namespace}/{name}")
@@ -348,3 +354,17 @@ class KubeClient:
                 timeout=aiohttp.ClientTimeout(total=CALL_SECONDS_MAX),
             )
         return self._session
+
+
+def _restored_at(namespace: core.Object) -> datetime | None:
+    """Return when etcd was restored from a backup, as an operator declared it; None: never. Raises PermanentError."""
+    text = namespace.metadata.annotations.get(labels.RESTORED_AT)
+    if text is None:
+        return None
+    restored_at = aware_instant(text)
+    if restored_at is None:
+        raise PermanentError(
+            f"namespace kube-system: annotation {labels.RESTORED_AT} is {text!r}, not a time of RFC 3339; set it: "
+            f"{RESTORED_COMMAND}"
+        )
+    return restored_at

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from gpu_autoscaler.kube.wire import core, devices, policy, provisioning, storage, workloads
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.observed import Instant
 
@@ -151,10 +152,17 @@ WatchItem = Listed | Changed | Deleted | Bookmark
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a cluster. A restored or rebuilt one has another kube-system namespace and differs in both."""
+    """The identity of a cluster. A rebuilt one has another kube-system namespace and differs in both; one with an etcd
+    that was restored from a backup differs in its epoch, once the restore is declared."""
 
     installation: str  # UID of the kube-system namespace
-    epoch: int  # its creation in Unix seconds
+    epoch: int  # Unix seconds of its creation, or of the declared restore
+
+
+# How an operator declares a restore.
+RESTORED_COMMAND = (
+    f'kubectl annotate namespace kube-system --overwrite {labels.RESTORED_AT}="$(date -u +%Y-%m-%dT%H:%M:%SZ)"'
+)
 
 
 class Eviction(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from datetime import datetime
 from typing import Any, Protocol
 
 import aiohttp
@@ -16,6 +17,7 @@ import structlog
 
 from gpu_autoscaler.kube.api_errors import HistoryLost, error_from_status, read_status
 from gpu_autoscaler.kube.protocol import (
+    RESTORED_COMMAND,
     Bookmark,
     Changed,
     Deleted,
@@ -62,6 +64,7 @@ async def list_and_watch(reader: Reader, kind: Kind[Any], *, label_selector: str
     Refusals (a missing permission, an unknown kind) are logged and retried like outages: a source never ends."""
     selector = {"labelSelector": label_selector} if label_selector else {}
     version: int | None = None  # None: nothing listed yet, or history lost
+    quiet_until: datetime | None = None  # when the server closed the last watch, which had shown every change
     is_absent = False  # an empty list of an optional kind was reported
     backoff = _Backoff()
     while True:
@@ -70,7 +73,15 @@ async def list_and_watch(reader: Reader, kind: Kind[Any], *, label_selector: str
             if version is None:
                 listed = await _list(reader, kind, selector, now)
                 version, is_absent, backoff.last_data_at = listed.version, False, _seconds()
+                quiet_until = None
                 yield listed
+            else:
+                await _require_history(reader, kind, selector, version)
+                if quiet_until is not None:
+                    # Proves as much as a bookmark. Without a change since our list the server sends none, as its
+                    # version would be older than the list's.
+                    yield Bookmark(kind=kind, version=version, seen_at=quiet_until)
+                    quiet_until = None
             opened_at = _seconds()
             # Explicit closing: a dropped generator would keep the connection until garbage collection.
             async with contextlib.aclosing(_watch(reader, kind, selector, version, now)) as items:
@@ -78,12 +89,10 @@ async def list_and_watch(reader: Reader, kind: Kind[Any], *, label_selector: str
                     version = item.version if isinstance(item, Bookmark) else item.object.version
                     backoff.reset()
                     yield item
-            if _seconds() - opened_at >= WATCH_SECONDS - CLOCK_SECONDS:
-                # Closed by the server at the requested time, which proves as much as a bookmark. Without a change since
-                # our list the server sends none, as its version would be older than the list's.
+            is_timely = _seconds() - opened_at >= WATCH_SECONDS - CLOCK_SECONDS  # closed by the server as requested
+            quiet_until = now() if is_timely else None
+            if is_timely or backoff.last_data_at >= opened_at:
                 backoff.reset()
-                yield Bookmark(kind=kind, version=version, seen_at=now())
-            if backoff.last_data_at >= opened_at:
                 continue  # closed regularly: continue from the last version
             # A proxy closes watches early; retrying at once would overload the server.
             was_open = True
@@ -146,6 +155,25 @@ async def list_objects(
         if not page.metadata.continue_:
             return objects, page.metadata
         query["continue"] = page.metadata.continue_
+
+
+async def _require_history(reader: Reader, kind: Kind[Any], selector: Mapping[str, str], version: int) -> None:
+    """Ask for the newest version before a watch continues from this one. Raises HistoryLost if it is older.
+
+    Versions run backwards where etcd is restored from a backup. The server accepts a watch from a version of its
+    future, and is silent until it is reached (kubernetes/kubernetes issue 107457, and recorded with 1.36.3).
+    """
+    page = await reader.list_page(kind, {**selector, "limit": "1"})  # without a version: never from a stale cache
+    newest = int(page.metadata.resource_version)
+    if newest < version:
+        log.error(
+            "history of the API server runs backwards",
+            kind=kind.plural,
+            version=newest,
+            version_seen=version,
+            step=f"if etcd was restored from a backup: {RESTORED_COMMAND}, then restart the pod watcher",
+        )
+        raise HistoryLost(f"watch {kind.plural}: the newest version is {newest}, and {version} was seen before")
 
 
 async def _list(reader: Reader, kind: Kind[Any], selector: Mapping[str, str], now: Now) -> Listed:

@@ -84,6 +84,9 @@ PROVISIONING_CLASS = (
 START_BY = (
     f"{PREFIX}/start-by"  # on pods: RFC 3339 instant by which they are to start; of equal priority the earliest first
 )
+# On the namespace kube-system: RFC 3339 instant at which etcd was restored from a backup, set by an operator. Versions
+# of objects begin again there, so what was seen before it is older than all that is seen after.
+RESTORED_AT = f"{PREFIX}/restored-at"
 # Volcano generates groups with a minimum of one for pods that name none: these are not gangs.
 POD_GROUP_GENERATED_PREFIX = "podgroup-"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
