@@ -201,6 +201,15 @@ CASES: Mapping[str, Case] = {
         silent=({'gpu_autoscaler_unparsed_queue_messages_total{pod="spot-watcher"}': "4x25"},),
         labels={"pod": "spot-watcher"},
     ),
+    "GpuAutoscalerListsStale": Case(
+        fires={f'gpu_autoscaler_list_age_seconds{{{_A},source="pods"}}': "10x5 310+60x20"},
+        silent=(
+            # An outage of eight minutes, and a list that comes every two.
+            {f'gpu_autoscaler_list_age_seconds{{{_A},source="nodes"}}': "10x5 60+60x7 10x15"},
+            {f'gpu_autoscaler_list_age_seconds{{{_A},source="instances"}}': "120x25"},
+        ),
+        labels={"pod": "controller-a", "source": "pods"},
+    ),
     "GpuAutoscalerPriceStale": Case(
         fires={f"gpu_autoscaler_price_age_seconds{{{_A}}}": "21700+60x25"},
         silent=(

@@ -15,7 +15,7 @@ PREFIX = "gpu_autoscaler"
 LABELS = frozenset(
     {
         "service", "domain", "pool", "gpu_kind", "capacity_type", "direction", "reason", "cause", "outcome",
-        "stream", "lane", "code", "budget", "period",
+        "stream", "lane", "code", "budget", "period", "source",
     }
 )  # fmt: skip
 
@@ -253,6 +253,10 @@ FAMILIES: tuple[Family, ...] = (
         "underutilized_nodes", "Nodes with a mean GPU utilization below 20 %; NaN: unknown.", is_unknown_at_start=True
     ),
     _fleet("spot_termination_warnings", "Active interruption notices."),
+    _fleet(
+        "list_age_seconds", "Age of what is known of the nodes, the pods and the cloud's instances; infinite: nothing.",
+        "source",
+    ),
     _fleet("price_age_seconds", "Age of the oldest price of an available offer; NaN: none.", is_unknown_at_start=True),
     _fleet("spot_savings_percentage", "Savings against on-demand prices, 0 to 100.", is_unknown_at_start=True),
     _fleet("estimated_monthly_cost_usd", "Cost of the current nodes for 730 hours.", "capacity_type"),

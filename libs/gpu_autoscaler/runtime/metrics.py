@@ -236,6 +236,7 @@ class Metrics:
         self.metadata_unreachable_nodes = self._gauge("metadata_unreachable_nodes")
         self.unparsed_queue_messages = self._counter("unparsed_queue_messages")
         self.spot_warnings = self._gauge("spot_termination_warnings")
+        self.list_age = self._gauge("list_age_seconds")
         self.price_age = self._gauge("price_age_seconds")
         self.spot_savings = self._gauge("spot_savings_percentage")
         self.monthly_cost = self._gauge("estimated_monthly_cost_usd")

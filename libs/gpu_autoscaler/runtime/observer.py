@@ -10,6 +10,7 @@ from gpu_autoscaler.core.nodes.spread_cost import spread_micro_usd_per_hour
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.provisioning.price_age import oldest_seconds
 from gpu_autoscaler.core.state.forced_removals import tripped_brake
+from gpu_autoscaler.core.state.freshness import lists_seen_at
 from gpu_autoscaler.core.state.rejections import set_aside_now
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.cost import CostAccrued
@@ -110,6 +111,9 @@ class Observer:
         self._set_fleet(state, views)
         self._set_cost(state, views)
         metrics.update_spend()
+        for source, seen_at in lists_seen_at(state).items():
+            age = math.inf if seen_at is None else _seconds(seen_at, self._ticked_at)
+            metrics.list_age.labels(source).set(age)
         age_seconds = oldest_seconds(state.offers, self._ticked_at)
         metrics.price_age.set(math.nan if age_seconds is None else age_seconds)
 

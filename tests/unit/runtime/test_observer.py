@@ -6,10 +6,11 @@ from datetime import datetime
 import pytest
 from tests.support.braked_fleet import BROKE, BrakedFleet
 from tests.support.purchases import spread
-from tests.support.stories import given, job, node, notice, offer, on_sale, pod, provider_id
+from tests.support.stories import given, job, node, notice, offer, on_sale, pod, provider_id, synced
 from tests.support.timed_facts import HOUR, MINUTE, SECOND, T0, Story, TimedFact, record
 
 from gpu_autoscaler.core.deferred_groups import grouped
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSummary
 from gpu_autoscaler.events.job import JobPlaced, JobStarted
@@ -184,3 +185,14 @@ def test_a_tripped_brake_is_shown_until_somebody_resumes() -> None:
         watch.ticked(world.now)
         values.append(figure(metrics, "brake_tripped"))
     assert values == [0, 1, 0]
+
+
+def test_the_age_of_a_list_grows_until_it_comes_again() -> None:
+    """Of each source by itself; what was never listed has an infinite age."""
+    *of_kubernetes, _of_the_cloud = synced((), as_of=T0)
+    metrics = Metrics("scaler")
+    watch = Observer(metrics, StateView(fold(EMPTY_STATE, record(of_kubernetes))))
+    watch.ticked(T0 + 90 * SECOND)
+    assert figure(metrics, "list_age_seconds", source="nodes") == 90
+    assert figure(metrics, "list_age_seconds", source="pods") == 90
+    assert figure(metrics, "list_age_seconds", source="instances") == math.inf

@@ -1,5 +1,6 @@
 """Freshness of lists and watches. A failed or old list is not an empty cluster."""
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from gpu_autoscaler.core.next_change import has_lasted_longer
@@ -10,9 +11,9 @@ from gpu_autoscaler.model.reasons.defer import WatchStale
 
 def stale_watch(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:
     """Return the watch of nodes or pods that is too old; None: both are fresh."""
-    for source, synced in (("nodes", state.nodes_synced), ("pods", state.pods_synced)):
-        stale = _stale(source, None if synced is None else synced.seen_at, policy, as_of)
-        if stale is not None:
+    seen_at = lists_seen_at(state)
+    for source in ("nodes", "pods"):
+        if (stale := _stale(source, seen_at[source], policy, as_of)) is not None:
             return stale
     return None
 
@@ -20,6 +21,16 @@ def stale_watch(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> 
 def stale_instances(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:
     """Return the age of the cloud's list of instances if it is too old; None: it is fresh."""
     return _stale("instances", state.instances_listed_at, policy, as_of)
+
+
+def lists_seen_at(state: ClusterState) -> Mapping[str, datetime | None]:
+    """Return by source up to when it is known what exists; None: it was never listed."""
+    nodes, pods = state.nodes_synced, state.pods_synced
+    return {
+        "nodes": None if nodes is None else nodes.seen_at,
+        "pods": None if pods is None else pods.seen_at,
+        "instances": state.instances_listed_at,
+    }
 
 
 def _stale(source: str, seen_at: datetime | None, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:
