@@ -101,6 +101,7 @@ class Watch:
         while True:
             wake.clear()
             is_over = loop.time() >= deadline
+            has_bookmarks = self._bookmarks and seen <= self._store.version  # none from a version of the future
             changes = self._table.log.since(seen)
             if changes is None:
                 refusal = answers.watch_too_old(seen, self._table.log.dropped_through)
@@ -109,13 +110,13 @@ class Watch:
             if changes:
                 seen = changes[-1].record.version
                 await response.write(b"".join(self._lines(changes)))
-            elif self._bookmarks and (is_over or loop.time() >= bookmark_at):
+            elif has_bookmarks and (is_over or loop.time() >= bookmark_at):
                 # Only here, where nothing is unsent: a reader continues from a bookmark.
-                seen = max(seen, self._store.version)
+                seen = self._store.version
                 await response.write(self._bookmark(seen))
                 bookmark_at = loop.time() + BOOKMARK_SECONDS
             elif not is_over:
-                await _sleep_or(wake, min(deadline, bookmark_at if self._bookmarks else deadline) - loop.time())
+                await _sleep_or(wake, min(deadline, bookmark_at if has_bookmarks else deadline) - loop.time())
             if is_over:
                 return
 

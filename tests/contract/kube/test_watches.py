@@ -56,6 +56,17 @@ async def test_a_watch_hears_what_happens_meanwhile(kube: KubeHttp, namespace: s
     assert story(await asyncio.wait_for(watching, 60)) == [("ADDED", "a")]
 
 
+async def test_a_watch_from_a_version_of_the_future_is_silent(kube: KubeHttp, namespace: str) -> None:
+    """It is accepted, shows no change and gets no bookmark: after a restore of etcd a client would wait for ever."""
+    path, version = await start(kube, namespace)
+    query = f"watch=1&resourceVersion={int(version) + 100_000}&allowWatchBookmarks=true&timeoutSeconds=3"
+    watching = asyncio.create_task(kube.watch(f"{path}?{query}"))
+    await asyncio.sleep(0.2)
+    await kube.made(path, pod("a", schedulingGates=HELD))
+
+    assert await asyncio.wait_for(watching, 60) == []
+
+
 async def test_objects_enter_and_leave_a_selection(kube: KubeHttp, namespace: str) -> None:
     """In a watch with a selector, an object that starts to match is ADDED, one that stops matching is DELETED."""
     path, version = await start(kube, namespace)
