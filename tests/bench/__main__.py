@@ -83,6 +83,7 @@ KNOWN_MISSES = frozenset(
         "V1 200/s",
         "V1 200/s tail",
         "V1 2000/s",
+        "V1 2000/s tail",
         "V2",
         "P1 1 pods, all bound",
         "P1 200 pods, all bound",

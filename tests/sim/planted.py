@@ -273,7 +273,7 @@ _RECORDS = (
         "what a plan defers is named object by object",
         6,
         f"{_SCALER}/service.py",
-        "        made = self._plan_made(grouped(planned, state), cut)\n",
+        "        made = self._plan_made(await self.compute(grouped, planned, state), cut)\n",
         "        made = self._plan_made(planned, cut)\n",
         "calm",
     ),

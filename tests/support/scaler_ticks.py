@@ -44,7 +44,7 @@ class Planner(Probe):
         state_view = StateView()
         state_view.advance(given(*stories), {"JOB": 1})
         self._deferred_bytes = deferred_bytes
-        self._scaler = Scaler(
+        self.scaler = Scaler(
             state_view,
             policy(),
             executor=_NoExecutor(),  # type: ignore[arg-type]  # nothing is carried out here
@@ -57,7 +57,7 @@ class Planner(Probe):
     async def on_tick(self, now: datetime) -> Outputs:
         """Return the scaler's plan, with more that it defers."""
         self.ticks.append(now)
-        outcome = await self._scaler.on_tick(T0)
+        outcome = await self.scaler.on_tick(T0)
         if not isinstance(outcome, Outcome):
             return outcome
         outcome = msgspec.structs.replace(outcome, expected_last_sequence=0)  # the stream is empty

@@ -9,7 +9,7 @@ import hashlib
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -70,10 +70,13 @@ def grouped(plan: Plan, state: ClusterState) -> Plan:
     objects = [_Object(deferred, traits.of(deferred.subject)) for deferred in first.values()]
     steps = Counter(deferred.subject for deferred in first.values())
     named = _bought_for(plan).union(subject for subject, count in steps.items() if count > 1)
+    alike = _alike(objects)
     groups: list[DeferredGroup] = []
     for key_of in (_by_reason, _by_tag, _by_tag_of_any_shape):
-        keyed = _keyed(objects, key_of)
-        groups = _without_largest(keyed, named, is_by_shape=key_of is not _by_tag_of_any_shape)
+        keyed, is_by_shape = _keyed(alike, key_of), key_of is not _by_tag_of_any_shape
+        if len(keyed) > GROUPS_COUNT_MAX and is_by_shape:
+            continue
+        groups = _without_largest(keyed, named, is_by_shape=is_by_shape)
         if len(groups) <= GROUPS_COUNT_MAX and _size_bytes(groups) <= GROUPS_BYTES_MAX:
             return msgspec.structs.replace(plan, deferred=(), deferred_groups=tuple(groups))
     kept, dropped = _cut(groups)
@@ -133,15 +136,20 @@ def _by_tag_of_any_shape(deferred: Deferred, _: str) -> Hashable:
     return deferred.step, deferred.reason.tag(), subject_kind(deferred.subject)
 
 
-def _keyed(objects: Sequence[_Object], key_of: Callable[[Deferred, str], Hashable]) -> list[list[_Object]]:
-    """Return the objects of each group, groups and objects in the order of the plan."""
-    by_identity: dict[tuple[str, int, str, str], list[_Object]] = {}  # few reasons are shared by many objects
+def _alike(objects: Iterable[_Object]) -> list[list[_Object]]:
+    """Return the objects that share step, reason, kind and shape: few reasons are shared by many objects."""
+    by_identity: dict[tuple[str, int, str, str], list[_Object]] = {}
     for entry in objects:
         deferred = entry.deferred
         identity = (deferred.step, id(deferred.reason), subject_kind(deferred.subject), entry.traits.shape)
         by_identity.setdefault(identity, []).append(entry)
+    return list(by_identity.values())
+
+
+def _keyed(alike: Iterable[list[_Object]], key_of: Callable[[Deferred, str], Hashable]) -> list[list[_Object]]:
+    """Return the objects of each group, groups in the order of the plan."""
     keyed: dict[Hashable, list[_Object]] = {}
-    for entries in by_identity.values():
+    for entries in alike:
         keyed.setdefault(key_of(entries[0].deferred, entries[0].traits.shape), []).extend(entries)
     return list(keyed.values())
 
@@ -293,7 +301,10 @@ class TraitsReader:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._with_pods = frozenset(pod.job_id for pod in state.pods.values()) if state.jobs else frozenset()
+
+    @cached_property
+    def _with_pods(self) -> frozenset[JobId | None]:
+        return frozenset(pod.job_id for pod in self._state.pods.values())
 
     def of(self, subject: str) -> Traits:
         """Return the traits of the object; empty ones where the state does not have it."""

@@ -272,7 +272,7 @@ class Scaler:
         again_seconds = replan_seconds(planned, _TICK_SECONDS)
         if not is_news:
             return self._without_plan(state, as_of, again_seconds)
-        made = self._plan_made(grouped(planned, state), cut)
+        made = self._plan_made(await self.compute(grouped, planned, state), cut)
         if planned.brake is not None and planned.brake != state.brake:
             log.error("brake tripped", why=planned.brake.sentence(), step=planned.brake.remedy())
         return Outcome(

@@ -1,13 +1,17 @@
 """What a plan defers never keeps its decisions from the stream."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from tests.support.runners import Place, running, until
 from tests.support.scaler_ticks import Planner
+from tests.support.stories import T0
 from tests.support.zero_quota import AT_RISK, world
 
 from gpu_autoscaler.bus.streams import MESSAGE_BYTES_MAX
 from gpu_autoscaler.core.deferred_groups import GROUPS_BYTES_MAX
+from gpu_autoscaler.runtime.compute import Args, Result
 
 
 @pytest.mark.parametrize("pods_count", [700, 10_000])
@@ -33,3 +37,17 @@ async def test_a_plan_that_is_too_large_goes_out_without_its_groups() -> None:
     made = planner.plans[0].plan
     assert (made.deferred, made.deferred_groups) == ((), ())
     assert dict(made.deferred_unlisted)["offers_unavailable"] == 11
+
+
+async def test_plan_and_groups_are_computed_beside_the_event_loop() -> None:
+    """Both grow with what waits: on the event loop no drain step would be taken meanwhile."""
+    computed: list[str] = []
+
+    async def compute(function: Callable[[*Args], Result], *args: *Args) -> Result:
+        computed.append(function.__name__)
+        return function(*args)
+
+    planner = Planner(*world(10))
+    planner.scaler.compute = compute
+    await planner.on_tick(T0)
+    assert computed == ["checked_plan", "grouped"]

@@ -9,11 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 
-import msgspec
-
 from gpu_autoscaler.core.check.violation import Violation
-from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.lineage import Derivation, part_of
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodObserved
@@ -32,25 +30,15 @@ from gpu_autoscaler.model.scheduling import (
     Spread,
 )
 
-
-class PodSummary(msgspec.Struct, frozen=True):
-    """What the rules read of all pods, computed once: there may be ten thousand."""
-
-    unbound: tuple[PodObserved, ...]  # on no node, in the order of the state
-    has_pod_rules: bool  # some pod has affinity, anti-affinity or spread constraints
+# Of ten thousand pods few changed since the last plan. Without an order: what came last is last in one process, and not
+# in another that began with a snapshot.
+UNBOUND: Derivation[Mapping[PodUid, PodObserved]] = part_of("pods", lambda pod: pod.node_name is None)
+_WITH_POD_RULES: Derivation[Mapping[PodUid, PodObserved]] = part_of("pods", lambda pod: pod.pod_affinity is not None)
 
 
-@cached_by_identity(2)
-def pod_summary(pods: Mapping[PodUid, PodObserved]) -> PodSummary:
-    """Return the summary of these pods."""
-    unbound: list[PodObserved] = []
-    has_pod_rules = False
-    for pod in pods.values():
-        if pod.node_name is None:
-            unbound.append(pod)
-        if pod.pod_affinity is not None:
-            has_pod_rules = True
-    return PodSummary(tuple(unbound), has_pod_rules)
+def has_pod_rules(state: ClusterState) -> bool:
+    """True if some pod has affinity, anti-affinity or spread constraints."""
+    return bool(_WITH_POD_RULES.of(state))
 
 
 def job_named(key: str) -> JobId | None:
@@ -77,7 +65,7 @@ def pod_constraint_violations(plan: Plan, state: ClusterState, _: ScalingPolicy)
     ]
     if not assigned and not drains:
         return
-    if not pod_summary(state.pods).has_pod_rules:
+    if not has_pod_rules(state):
         return
     placements = _Placements(plan, state, assigned)
     for pod, place in assigned:

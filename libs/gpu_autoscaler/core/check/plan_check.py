@@ -10,7 +10,7 @@ from datetime import timedelta
 from gpu_autoscaler.core.check.brake_rules import brake_violations
 from gpu_autoscaler.core.check.directive_rules import directive_violations
 from gpu_autoscaler.core.check.idle_rules import idle_violations
-from gpu_autoscaler.core.check.placement_rules import pod_constraint_violations, pod_summary
+from gpu_autoscaler.core.check.placement_rules import UNBOUND, pod_constraint_violations
 from gpu_autoscaler.core.check.provisioning_rules import provisioning_violations
 from gpu_autoscaler.core.check.purchase_rules import (
     batching_violations,
@@ -33,6 +33,7 @@ from gpu_autoscaler.core.policy.cron import parse_schedule
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
@@ -334,8 +335,8 @@ def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:
 
 def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield purchases for pods that no node would help, or of which the fitting node is unknown."""
-    unbound = pod_summary(state.pods).unbound
-    waiting = {f"pod/{pod.pod_uid}": pod for pod in unbound if pod.volume_trouble or pod.device_trouble}
+    unbound = UNBOUND.of(state).items()
+    waiting = {f"pod/{uid}": pod for uid, pod in unbound if pod.volume_trouble or pod.device_trouble}
     for decision in plan.purchases if waiting else ():
         for key in getattr(decision.reason, "demand", ()):
             if key in waiting:
@@ -502,11 +503,14 @@ def _all_demand_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> 
             yield Violation(
                 f"job {job_id} waits, and the plan neither buys for it nor defers it", demand=(f"job/{job_id}",)
             )
-    for pod in pod_summary(state.pods).unbound:
+    forgotten: list[PodObserved] = []
+    for pod in UNBOUND.of(state).values():
         waits = pod.phase == "pending" and pod.unschedulable_since is not None
         is_wanted = not pod.is_gated and pod.deleting_since is None and pod.owner_kind not in ("DaemonSet", "Node")
         if waits and is_wanted and f"pod/{pod.pod_uid}" not in accounted:
-            yield Violation(
-                f"pod {pod.namespace}/{pod.name} waits, and the plan neither buys for it nor defers it",
-                demand=(f"pod/{pod.pod_uid}",),
-            )
+            forgotten.append(pod)
+    for pod in sorted(forgotten, key=lambda pod: pod.pod_uid):
+        yield Violation(
+            f"pod {pod.namespace}/{pod.name} waits, and the plan neither buys for it nor defers it",
+            demand=(f"pod/{pod.pod_uid}",),
+        )

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.check.placement_rules import job_named, pod_summary
+from gpu_autoscaler.core.check.placement_rules import UNBOUND, has_pod_rules, job_named
 from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import node_views
@@ -185,7 +185,7 @@ def batching_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
     if not held:
         return
     longest = timedelta(seconds=policy.batching.wait_seconds_max)
-    unbound_count = len(pod_summary(state.pods).unbound)
+    unbound_count = len(UNBOUND.of(state))
     unplaced_count = sum(job.queued is not None and job.finished is None for job in state.jobs.values())
     if unbound_count + unplaced_count < 2:
         yield Violation(f"{next(iter(held))} waits for a batch, and nothing else waits", demand=held)
@@ -366,9 +366,8 @@ def _are_zones_equivalent(plan: Plan, state: ClusterState, policy: ScalingPolicy
     is_unavailable = any(
         order.refused is not None and order.refused.retry_at > plan.as_of for order in state.orders.values()
     )
-    has_neighbours = pod_summary(state.pods).has_pod_rules
     return not (
-        policy.limits.zones or state.directives or state.observed_allocatable or is_unavailable or has_neighbours
+        policy.limits.zones or state.directives or state.observed_allocatable or is_unavailable or has_pod_rules(state)
     )
 
 

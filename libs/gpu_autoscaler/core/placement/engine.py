@@ -192,13 +192,10 @@ class FreeCapacity:
         places = [self._places[key] for key in keys]
         accepted = self._accepted(shape)[places]
         members = members_that_fit(shape, self._free[places], accepted, self._kinds)
-        placed: list[str] = []
-        for key, place, fitting in zip(keys, places, members.tolist(), strict=True):
-            taken = min(counts[key], fitting)
-            if taken:
-                self._fill(place, shape, taken)
-                placed += [key] * taken
-        return tuple(placed)
+        taken = np.minimum(np.array([counts[key] for key in keys], dtype=np.int64), members)
+        self._add_all(places, shape, taken)
+        self._changed(partial(self._add_all, places, shape, -taken))
+        return tuple(key for key, count in zip(keys, taken.tolist(), strict=True) for _ in range(count))
 
     def misplaced(self, keys: Iterable[str], shape: Shape, open_counts: Mapping[Tally, int]) -> tuple[str, ...]:
         """Return those of the bins on which a member violates its pod constraints.
@@ -362,6 +359,13 @@ class FreeCapacity:
         self._free[place] -= np.array(row(shape.resources, self._kinds), dtype=np.int64) * count
         if shape.pod_constraints.tallies:
             self._topology.add(place, shape.pod_constraints, count)
+
+    def _add_all(self, places: Sequence[int], shape: Shape, counts: Ints) -> None:
+        """Add so many members to each of these bins, all different; negative counts remove them."""
+        self._free[places] -= np.outer(counts, np.array(row(shape.resources, self._kinds), dtype=np.int64))
+        for place, count in zip(places, counts.tolist(), strict=True) if shape.pod_constraints.tallies else ():
+            if count:
+                self._topology.add(place, shape.pod_constraints, count)
 
     def _restore(self, place: int) -> None:
         self._is_there[place] = True
