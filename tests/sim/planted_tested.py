@@ -291,6 +291,21 @@ TESTED: Mapping[str, Planted] = {
         "return random.uniform(0.0, longest)",
         "return 0.25 if longest else random.uniform(0.0, longest)",
     ),
+    "tests/services/scheduler/test_job_budgets.py::"
+    "test_job_that_ended_by_itself_is_not_cancelled[Complete]": Planted(
+        "a job that ended while the broker was away is cancelled for its budget",
+        2,
+        "services/gpu_autoscaler_services/scheduler/job_budgets.py",
+        "            return not await self._binder.is_ending(spec.job_id, spec.runtime, spec.namespace)\n",
+        "            return True\n",
+    ),
+    "tests/integration/kube/test_restored_etcd.py::test_what_a_backup_lacks_is_gone": Planted(
+        "a watch goes on from a version that the history has not reached",
+        1,
+        "libs/gpu_autoscaler/kube/watch.py",
+        "    if newest < version:\n",
+        "    if newest < 0:\n",
+    ),
     "tests/unit/core/placement/test_pod_affinity.py::"
     "test_pods_on_a_node_that_takes_none_now_count_in_a_spread[cordoned]": Planted(
         "pods on cordoned nodes count in no spread",

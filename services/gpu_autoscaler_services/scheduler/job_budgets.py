@@ -15,6 +15,7 @@ from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.format import money
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scheduler.binder import Binder
 
@@ -48,14 +49,25 @@ class JobBudgets:
             self._warn_of_unpriced(spend)
             if spend.is_spent:
                 note_always(now)
-                row = await self._store.job(job_id)
-                if row is not None and row.outcome is None:
+                if await self._is_to_end(spend.spec):
                     ended.append(_end(spend, at))
             elif spend.is_nearly_spent and self._notified.get(job_id) != _attempt(state, job_id):
                 await self._notify(spend, _attempt(state, job_id), at)
                 if self._notified.get(job_id) != _attempt(state, job_id):
                     note_always(now)
         return ended
+
+    async def _is_to_end(self, spec: JobSpec) -> bool:
+        """Return False for a job that has ended: the state may not show it yet, and counts its time until now."""
+        row = await self._store.job(spec.job_id)
+        if row is None or row.outcome is not None:
+            return False
+        try:
+            return not await self._binder.is_ending(spec.job_id, spec.runtime, spec.namespace)
+        except TransientError as exc:
+            # Its Job could not be deleted either.
+            log.warning("job lookup for a spent budget failed, retried", job_id=spec.job_id, error=str(exc))
+            return False
 
     def _warn_of_unpriced(self, spend: JobSpend) -> None:
         for offer in spend.unpriced:

@@ -361,7 +361,7 @@ class FreeCapacity:
             self._topology.add(place, shape.pod_constraints, count)
 
     def _add_all(self, places: Sequence[int], shape: Shape, counts: Ints) -> None:
-        """Add so many members to each of these bins, all different; negative counts remove them."""
+        """Add this number of members to each of these bins, all different; negative counts remove them."""
         self._free[places] -= np.outer(counts, np.array(row(shape.resources, self._kinds), dtype=np.int64))
         for place, count in zip(places, counts.tolist(), strict=True) if shape.pod_constraints.tallies else ():
             if count:

@@ -55,6 +55,7 @@ class Workloads:
         self.loop = loop
         self.works: dict[str, Work] = {}  # by Job uid
         self.completed: set[str] = set()  # names of Jobs whose members all completed
+        self.ended_at: dict[str, datetime] = {}  # by name of Jobs that completed or failed by themselves
         self._rng = rng
         self.kubelet_dead_since: dict[str, datetime] = {}  # by name of nodes whose kubelet is dead
         # Progress that a new pod's predecessors saved, and whether a pod's volumes are reachable from a node.
@@ -164,6 +165,7 @@ class Workloads:
         is_complete = condition_type == "Complete"
         status = replace(work.job.status, conditions=conditions, completion_time=now if is_complete else None, ready=0)
         self._put_job(work, status)
+        self.ended_at[work.job.metadata.name] = now
         if is_complete:
             self.completed.add(work.job.metadata.name)
         kept_seconds = work.manifest["spec"].get("ttlSecondsAfterFinished")

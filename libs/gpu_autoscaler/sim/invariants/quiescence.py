@@ -54,6 +54,7 @@ RECOMPUTED_PLANS_COUNT = 3
 REPEATED_COUNT = 300  # at most, the latest of each stream
 REPEATED_AGE_MAX = timedelta(hours=1)  # within the life of tombstones, beyond any redelivery
 BUDGET_MARKS_RATIO = (0.8, 1.0)
+_SAME_MOMENT = timedelta(seconds=1)
 
 
 class JudgedRun(Protocol):
@@ -195,7 +196,7 @@ class Quiescence:
 
     def _judge_jobs(self) -> None:
         report, run = self._run.monitor.report, self._run
-        ends: dict[str, str] = {}
+        ends: dict[str, Recorded] = {}
         queued: set[str] = set()
         answered: set[str] = {letter.recorded.envelope.id for letter in run.bus.dead_letters}
         for recorded in run.bus.all_facts("JOB"):
@@ -206,26 +207,39 @@ class Quiescence:
                 answered.add(fact.request_id)
         # The first end in each generation of streams counts; after a loss an end may be published again.
         for facts in (*run.bus.lost, run.bus.facts):
-            finished = (recorded.fact for recorded in reversed(facts["JOB"]) if isinstance(recorded.fact, JobFinished))
-            ends |= {fact.job_id: fact.outcome for fact in finished}
+            for recorded in reversed(facts["JOB"]):
+                if isinstance(recorded.fact, JobFinished):
+                    ends[recorded.fact.job_id] = recorded
         for recorded in run.bus.facts["JOB"]:  # requests without a response at a loss were never accepted
             fact, request_id = recorded.fact, recorded.envelope.id
             if isinstance(fact, JobRequested) and request_id not in answered and str(fact.job_id) not in queued:
                 report(NO_JOB_LOST, f"request {request_id} has neither been accepted nor rejected")
+        outcomes = {job_id: end.fact.outcome for job_id, end in ends.items() if isinstance(end.fact, JobFinished)}
         for row in run.tables.jobs.values():
             job_id = row.spec.job_id
-            published_outcome = ends.get(job_id)
+            published_outcome = outcomes.get(job_id)
             if job_id not in queued or published_outcome != row.outcome:
                 report(
                     NO_JOB_LOST, f"job {job_id} is {row.outcome} in the store, but {published_outcome} in the stream"
                 )
             if row.outcome == "completed" and job_id not in run.workloads.completed:
                 report(NO_JOB_LOST, f"job {job_id} is reported as completed, but did not complete")
-        remaining_jobs = [
-            job.metadata.name for job in run.cluster.all(JOBS) if ends.get(job.metadata.name) == "cancelled"
-        ]
-        if remaining_jobs:
-            report(NO_JOB_LOST, f"cancelled, and still in Kubernetes: {', '.join(remaining_jobs)}")
+        self._judge_cancelled({job_id: ends[job_id] for job_id in ends if outcomes[job_id] == "cancelled"})
+
+    def _judge_cancelled(self, ends: Mapping[str, Recorded]) -> None:
+        """The Job of a cancelled job is gone, unless it ended by itself; then its budget is no reason to cancel it."""
+        run, late, spent = self._run, [], []
+        for job_id, end in ends.items():
+            ended_at, published_at = run.workloads.ended_at.get(job_id), end.stored_at or end.envelope.time
+            if ended_at is None or ended_at > published_at:
+                late.append(job_id)
+            elif published_at - ended_at > _SAME_MOMENT and getattr(end.fact, "message", "").startswith("job budget"):
+                spent.append(job_id)
+        if remaining := sorted({job.metadata.name for job in run.cluster.all(JOBS)}.intersection(late)):
+            run.monitor.report(NO_JOB_LOST, f"cancelled, and still in Kubernetes: {', '.join(remaining)}")
+        if spent:
+            what = f"ended by themselves, and cancelled for their budgets afterwards: {', '.join(sorted(spent))}"
+            run.monitor.report(NO_JOB_LOST, what)
 
     def _judge_repeated_requests(self) -> None:
         """A repeated request of an accepted job is not rejected."""
