@@ -291,13 +291,19 @@ TESTED: Mapping[str, Planted] = {
         "return random.uniform(0.0, longest)",
         "return 0.25 if longest else random.uniform(0.0, longest)",
     ),
-    "tests/services/scheduler/test_job_budgets.py::"
-    "test_job_that_ended_by_itself_is_not_cancelled[Complete]": Planted(
+    "tests/services/scheduler/test_job_budgets.py::test_job_that_ended_by_itself_is_not_cancelled[Complete]": Planted(
         "a job that ended while the broker was away is cancelled for its budget",
         2,
         "services/gpu_autoscaler_services/scheduler/job_budgets.py",
         "            return not await self._binder.is_ending(spec.job_id, spec.runtime, spec.namespace)\n",
         "            return True\n",
+    ),
+    "tests/services/scheduler/test_suspension.py::test_a_placement_that_was_preempted_releases_nothing": Planted(
+        "a placement that has ended resumes the Job",
+        2,
+        "services/gpu_autoscaler_services/scheduler/service.py",
+        "        if job.preempted is not None and job.preempted.attempt >= placed.attempt:\n",
+        "        if job.preempted is not None and job.preempted.attempt > placed.attempt:\n",
     ),
     "tests/integration/kube/test_restored_etcd.py::test_what_a_backup_lacks_is_gone": Planted(
         "a watch goes on from a version that the history has not reached",

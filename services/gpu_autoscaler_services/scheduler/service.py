@@ -313,6 +313,8 @@ class Scheduler:
         job = self._view.state.jobs.get(placed.job_id)
         if self._is_ending(placed.job_id) or job is None or job.queued is None:
             return ()
+        if job.preempted is not None and job.preempted.attempt >= placed.attempt:
+            return ()  # delivered or published again: its Job may be suspended, and its capacity another job's
         spec = job.queued.spec
         if must_leave_spot(job, self._policy, placed.placed_at):
             # Non-preemptible to Kubernetes, so that it binds no member to free spot capacity.
@@ -321,6 +323,7 @@ class Scheduler:
         async def release() -> None:
             await self._namespaces.ensure(spec, self._policy)
             await self._binder.release(spec, placed, self._view.state, await self._template_of(spec))
+            self._suspension.note_released(spec.job_id)
 
         return await self._unless_impossible(placed.job_id, release())
 

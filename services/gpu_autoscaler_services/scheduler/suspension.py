@@ -65,6 +65,11 @@ class Suspension:
                 unsuspended |= {job_id}
         return unsuspended
 
+    def note_released(self, job_id: JobId) -> None:
+        """Poll the Job at once if its job must leave: the end of the placement may become known later."""
+        self._suspended.discard(job_id)
+        self._polls.pop(job_id, None)
+
     def _is_due(self, job_id: JobId, now: datetime, placed: Collection[JobId]) -> bool:
         if job_id in self._suspended:
             return job_id in placed  # somebody may have resumed it

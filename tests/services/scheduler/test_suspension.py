@@ -13,6 +13,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.preempt import PriorityPreempted
 from gpu_autoscaler.runtime.publisher import as_outcome
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.simcluster.faults import Refusal
@@ -56,6 +57,28 @@ async def test_last_attempt_is_resumed_without_spot(bench: Bench) -> None:
     (pod,) = await until(lambda: [pod for pod in bench.here.items("pods") if pod["status"].get("conditions")])
     assert "nodeName" not in pod["spec"]
     assert bench.here.item("jobs", "train")["status"].get("failed", 0) == 0
+
+
+async def test_a_placement_that_was_preempted_releases_nothing(bench: Bench) -> None:
+    """As where a lost stream is published again, with placements that have ended. Where the scheduler reads it before
+    it knows of the end, the Job is suspended again."""
+    (queued,) = (recorded.fact for recorded in job("train") if isinstance(recorded.fact, JobQueued))
+    await bench.handle(queued)
+    placed = JobPlaced(job_id=TRAIN, attempt=1, node_uids=(NodeUid("u"),), node_names=("free",), placed_at=T0)
+    reason = PriorityPreempted(for_job=JobId("other"), for_priority=1000, priority=100, barred_by="nodes_limit")
+    ended = JobPreempted(job_id=TRAIN, attempt=1, cause="preempted", preempted_at=T0, preemption=reason)
+    known = (TimedFact(queued, T0), TimedFact(placed, T0))
+    bench.record_story((*known, TimedFact(ended, T0)))
+    await bench.scheduler.on_tick(T0)
+    await bench.handle(placed)
+    assert bench.here.item("jobs", "train")["spec"]["suspend"] is True
+
+    bench.record_story(known)
+    await bench.handle(placed)
+    assert bench.here.item("jobs", "train")["spec"]["suspend"] is False
+    bench.record_story((*known, TimedFact(ended, T0)))
+    await bench.scheduler.on_tick(T0)
+    assert bench.here.item("jobs", "train")["spec"]["suspend"] is True
 
 
 async def test_terminating_pods_are_polled_with_backoff(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,14 +149,14 @@ class UpkeepInvariant:
 
     def _check_saved(self, preempted: JobPreempted) -> None:
         """Pods that save on request were asked, and have saved since or had the time to. Those that are young may be
-        unknown to the scheduler."""
+        unknown to the scheduler; those that are deleted already end by another decision."""
         young_since = preempted.preempted_at - ASKED_LATE
         for pod in self._cluster.all(PODS):
             annotations, started_at = pod.metadata.annotations, pod.status.start_time
             is_member = pod.metadata.labels.get(labels.JOB_ID) == preempted.job_id
             if not is_member or labels.CHECKPOINTED_AT not in annotations or not is_ready(pod):
                 continue
-            if started_at is None or started_at > young_since:
+            if started_at is None or started_at > young_since or pod.metadata.deletion_timestamp is not None:
                 continue
             request = save_request(annotations)
             key = upkeep_key(RequestPreemptionCheckpoint.tag(), f"job/{preempted.job_id}", str(preempted.attempt))
