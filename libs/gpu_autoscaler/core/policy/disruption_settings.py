@@ -330,7 +330,7 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "#consolidation",
             ge=0,
         ),
-    ] = 4.0
+    ] = 1.0
     checkpoint_interval_seconds: Annotated[
         Seconds, about("Maximum work that a moved pod repeats.", "#checkpoint-interval")
     ] = 900.0

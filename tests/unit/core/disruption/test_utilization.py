@@ -21,7 +21,7 @@ from gpu_autoscaler.model.reasons.defer import TelemetryFault, TelemetryUnreliab
 from gpu_autoscaler.model.reasons.defer_limits import Cooldown, NodesLimit
 from gpu_autoscaler.model.reasons.drain import NodeUnderused
 
-NOW = T0 + HOUR
+NOW = T0 + HOUR - MINUTE  # no node is old enough to be replaced
 DIRECT = policy(utilization_trigger="direct")
 SALE = on_sale(offer("big", gpus=8), offer("other", gpus=8, model="T4", usd_per_hour=1.0))
 
