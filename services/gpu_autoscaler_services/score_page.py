@@ -86,7 +86,7 @@ def page(report: ScoreReport, former: str) -> str:
     """Return the page: the method as people wrote it on the former page, then these results. Figures of each scenario
     are those of the first seed.
     """
-    method, separator, _ = former.partition(_RESULTS)
+    method, separator, _ = former.partition(f"\n{_RESULTS}")
     if not separator:
         raise ValueError(f"the page has no line that begins with {_RESULTS!r}: restore it from the repository")
     first = [scenario for scenario in report.rounds if scenario.seed == report.seed]
@@ -104,7 +104,7 @@ def page(report: ScoreReport, former: str) -> str:
             _waiting(scenario),
             "\n".join(_comparison(scenario)) + "\n",
         ]
-    return method + "\n".join(parts)
+    return f"{method}\n" + "\n".join(parts)
 
 
 def cause_rows(rounds: Sequence[ScenarioScores]) -> Iterator[tuple[str, ...]]:

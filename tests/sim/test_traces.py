@@ -159,7 +159,7 @@ def test_checkpoint_requests_halve_lost_work() -> None:
 
 
 def _rendered(report: ScoreReport) -> str:
-    return page(report, "# Scores\n\nThe method.\n\nResults for seed 9 of a former run\n")
+    return page(report, "# Scores\n\nThe method. Results for seed 2 are below.\n\nResults for seed 9 of a former run\n")
 
 
 def test_new_results_replace_those_below_the_method(steady_scores: Mapping[str, Score]) -> None:
@@ -168,7 +168,8 @@ def test_new_results_replace_those_below_the_method(steady_scores: Mapping[str, 
     rounds = (ScenarioScores(world="bursts", description="a test", scores=scores),)
     report = ScoreReport(seed=1, hours=0.5, rounds=rounds)
     text = _rendered(report)
-    assert text.startswith("# Scores\n\nThe method.\n\nResults for seed 1, with jobs arriving for 0.5 h")
+    method = "The method. Results for seed 2 are below."
+    assert text.startswith(f"# Scores\n\n{method}\n\nResults for seed 1, with jobs arriving for 0.5 h")
     assert "seed 9" not in text
     with pytest.raises(ValueError, match="restore it"):
         page(report, "# Scores\n")
