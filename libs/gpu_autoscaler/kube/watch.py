@@ -160,14 +160,14 @@ async def list_objects(
 async def _require_history(reader: Reader, kind: Kind[Any], selector: Mapping[str, str], version: int) -> None:
     """Ask for the newest version before a watch continues from this one. Raises HistoryLost if it is older.
 
-    Versions run backwards where etcd is restored from a backup. The server accepts a watch from a version of its
-    future, and is silent until it is reached (kubernetes/kubernetes issue 107457, and recorded with 1.36.3).
+    Versions decrease where etcd is restored from a backup. The server accepts a watch from a version that it has not
+    reached, and sends nothing until then (kubernetes/kubernetes issue 107457, and recorded with 1.36.3).
     """
     page = await reader.list_page(kind, {**selector, "limit": "1"})  # without a version: never from a stale cache
     newest = int(page.metadata.resource_version)
     if newest < version:
         log.error(
-            "history of the API server runs backwards",
+            "resource version of the API server decreased",
             kind=kind.plural,
             version=newest,
             version_seen=version,
