@@ -70,9 +70,8 @@ class Player:
     async def _wait_until_running(self, job_id: JobId) -> None:
         """Wait for the start of the job up to a limit, because nodes boot slowly."""
         for _ in range(_TRIES):
-            with contextlib.suppress(TransientError):  # the gateway may be restarting
-                if msgspec.json.decode(await self._call("GET", f"jobs/{job_id}"))["status"] == "running":
-                    return
+            if msgspec.json.decode(await self._read(f"jobs/{job_id}"))["status"] == "running":
+                return
             await asyncio.sleep(_TRY_SECONDS)
 
     async def play_trace(self, pods: Sequence[TracePod], speed: float) -> None:
@@ -128,8 +127,16 @@ class Player:
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise TransientError(f"{method} {url}: {exc!r}; check that the gateway is running") from exc
 
+    async def _read(self, path: str) -> bytes:
+        """Return the answer to a GET; while the gateway restarts, try again up to a limit. Raises as `_call`."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(TransientError):
+                return await self._call("GET", path)
+            await asyncio.sleep(_TRY_SECONDS)
+        return await self._call("GET", path)
+
     async def _show_queue(self) -> None:
-        for item in msgspec.json.decode(await self._call("GET", "jobs"))["items"]:
+        for item in msgspec.json.decode(await self._read("jobs"))["items"]:
             if item["queue_position"] is not None:
                 self._print_line(f"job {item['job_name']} of {item['project_id']} waits: {item['message']}")
 
