@@ -89,6 +89,15 @@ async def test_a_borrower_that_does_not_save_ends_at_the_deadline(bench: Bench) 
     assert [fact.job_id for fact in await ended(bench, 61, *story, decided_at=T0)] == ["low"]
 
 
+async def test_a_borrower_ends_when_a_later_periodic_save_is_over(bench: Bench) -> None:
+    """It has saved for the plan, and saves once more when it is to end: that save has the same time."""
+    story = (asked(T0 + 30 * SECOND, T0 + 5 * SECOND), GUARDED, WAITING)
+
+    assert await ended(bench, 40, *story, decided_at=T0) == []
+    assert await ended(bench, 89, *story, decided_at=T0) == []
+    assert [fact.job_id for fact in await ended(bench, 90, *story, decided_at=T0)] == ["low"]
+
+
 async def test_a_preempted_job_is_suspended_and_its_lost_pods_use_no_retry(bench: Bench) -> None:
     """Its Job runs on until the fact is known; then its pods end, which is no further loss."""
     (queued,) = (each.fact for each in job("train", gpus=8, project_id="a") if isinstance(each.fact, JobQueued))

@@ -113,7 +113,8 @@ def unasked_pods(victim: Preemption, state: ClusterState) -> tuple[PodObserved, 
 
 
 def is_saving(victim: Preemption, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> bool:
-    """True while a pod of the attempt may still save: it was not asked, or has neither saved since nor used its time.
+    """True while a pod of the attempt may still save: it was not asked, or has neither answered its last request nor
+    used its time. The last request may be a periodic one that came later: to end now would lose what is being saved.
 
     Without a plan that asks, the attempt goes on.
     """
@@ -122,8 +123,8 @@ def is_saving(victim: Preemption, state: ClusterState, policy: ScalingPolicy, as
         return bool(_saving(victim))
     seconds = policy.quotas.checkpoint_seconds_max
     return any(
-        not has_answered(annotations, decided_at)
-        and (request := save_request(annotations)) is not None
+        (request := save_request(annotations)) is not None
+        and not has_answered(annotations, request.requested_at)
         and not has_lasted(request.requested_at, seconds, as_of)
         for annotations in (dict(pod.annotations) for pod in _saving(victim))
     )
