@@ -54,7 +54,7 @@ def waiting() -> ClusterState:
 def test_limits_are_evaluated_for_what_is_in_the_basket(under: ScalingPolicy, done: list[tuple[str, int, int]]) -> None:
     """Whether something can be bought is what the limits say of each offering beside the purchases so far."""
     draft = Draft.start(waiting(), T0, under)
-    catalog = OfferCatalog(draft, waiting(), under)
+    catalog = OfferCatalog(draft.views, waiting(), under, draft.as_of)
     basket = Basket(draft, catalog, under)
     for step, number, count in done:
         item = draft.demand[number]

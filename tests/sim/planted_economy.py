@@ -12,9 +12,31 @@ _SPARES = "tests/unit/core/disruption/test_spare_nodes.py"
 _SELECTION = "tests/unit/core/provisioning/test_selection.py"
 _CHECK = "tests/unit/core/check/test_plan_check.py"
 _WAITS = "tests/unit/core/provisioning/test_spot_waits.py"
+_KEEP = "tests/unit/core/provisioning/test_keep_or_buy.py"
 
 # By the test that finds it.
 ECONOMY: Mapping[str, Planted] = {
+    f"{_KEEP}::test_without_a_purchase_it_uses_what_is_free": Planted(
+        "a job waits beside free capacity for a node that no plan buys",
+        2,
+        f"{_CORE}/provisioning/keep_or_buy.py",
+        "seconds=seconds if is_bought_for else min(seconds, BUY_SECONDS_MAX)",
+        "seconds=seconds",
+    ),
+    f"{_KEEP}::test_a_node_that_was_bought_for_the_job_is_used_whatever_it_costs": Planted(
+        "a job leaves the node unused that was bought for it",
+        2,
+        f"{_CORE}/provisioning/keep_or_buy.py",
+        "if (key := columns.keys[place]) not in own)",
+        "if (key := columns.keys[place]))",
+    ),
+    f"{_KEEP}::test_a_job_gets_a_new_node_rather_than_keep_an_expensive_one": Planted(
+        "the scheduler uses the free capacity for which a plan buys another node",
+        3,
+        f"{_CORE}/queueing/schedule.py",
+        "        avoided = (*unpriced, *expensive)\n",
+        "        avoided = unpriced\n",
+    ),
     f"{_SPARES}::test_a_node_whose_time_is_over_takes_no_work_from_others": Planted(
         "an empty node leaves because others would take the work, which leave as well",
         3,

@@ -80,6 +80,10 @@ class OrderedBins:
         views = self._bins.get(item.key) or self._usable.get(item.key) or ()
         return bin_key(views[0]) if len(views) == 1 else None
 
+    def bought_for(self, item: DemandItem) -> frozenset[str]:
+        """Return all bins that were bought for this item, whether they boot or are usable."""
+        return frozenset(map(bin_key, (*self._bins.get(item.key, ()), *self._usable.get(item.key, ()))))
+
     def of(self, item: DemandItem) -> tuple[str, ...]:
         """Return the bins of the item, and for a pod those of its job, of the gang first.
 

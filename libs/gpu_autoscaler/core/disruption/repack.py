@@ -179,7 +179,7 @@ def replacement_fleet(
     policy: ScalingPolicy,
 ) -> tuple[tuple[Purchase, ...], DeferReason | None]:
     """Return the cheapest nodes for these pods of a group to remove, or why there are none; capacity is rolled back."""
-    basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
+    basket = Basket(draft, OfferCatalog(draft.views, state, policy, draft.as_of), policy)
     items = exclude_interrupted_from_spot(tuple(_item(pod, state) for pod in pods), state, policy, draft.as_of)
     mark = draft.free_capacity.mark()
     bought = basket.buy_together([MissingMembers(item=item, sinces=(item.since,)) for item in items])

@@ -88,7 +88,7 @@ def react_to_utilization(draft: Draft, state: ClusterState, policy: ScalingPolic
     )
     if reason is not None:
         return draft.deferring(_STEP, "cluster", reason)
-    basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
+    basket = Basket(draft, OfferCatalog(draft.views, state, policy, draft.as_of), policy)
     _, reason = basket.buy(_item(utilization.busiest_model, utilization.busy_ratio, draft, policy), 1)
     if reason is not None:
         return draft.deferring(_STEP, "cluster", reason)

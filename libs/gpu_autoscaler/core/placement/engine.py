@@ -156,24 +156,29 @@ class FreeCapacity:
         self._versions_count += 1
         self._version = self._versions_count
 
-    def place_gang(self, shape: Shape, count: int, prefers: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+    def place_gang(
+        self, shape: Shape, count: int, prefers: tuple[str, ...] = (), avoided: Collection[str] = ()
+    ) -> tuple[str, ...] | None:
         """Place all members and return their bin keys in order, or return None and change nothing."""
         mark = self.mark()
-        placed = self.place_most(shape, count, prefers)
+        placed = self.place_most(shape, count, prefers, avoided)
         if len(placed) == count:
             return placed
         self.rollback(mark)
         return None
 
-    def place_most(self, shape: Shape, count: int, prefers: tuple[str, ...] = ()) -> tuple[str, ...]:
+    def place_most(
+        self, shape: Shape, count: int, prefers: tuple[str, ...] = (), avoided: Collection[str] = ()
+    ) -> tuple[str, ...]:
         """Place as many members as fit, at most `count`, and return their bin keys in order.
 
-        Bins in `prefers` are filled first, in their order.
+        Bins in `prefers` are filled first, in their order; bins in `avoided` take none.
         """
         if count <= 0 or not self._bins:
             return ()
-        wanted = [self._places[key] for key in prefers if key in self]
-        return self._place(shape, count, lambda members: (*wanted, *self._best_first(shape, members)))
+        wanted = [self._places[key] for key in prefers if key in self and key not in avoided]
+        closed = [self._places[key] for key in avoided if key in self._places]
+        return self._place(shape, count, lambda members: (*wanted, *self._best_first(shape, members)), closed)
 
     def place_on(self, keys: Iterable[str], shape: Shape, count: int) -> tuple[str, ...]:
         """Place as many as fit on these bins alone, in their order; unknown keys are skipped."""
@@ -216,8 +221,11 @@ class FreeCapacity:
         for key in keys:
             self._fill(self._places[key], shape, -1)
 
-    def _place(self, shape: Shape, count: int, in_order: Callable[[Ints], Iterable[int]]) -> tuple[str, ...]:
-        """Place as many as fit, at most `count`, in the order that `in_order` gives for the bins' member counts."""
+    def _place(
+        self, shape: Shape, count: int, in_order: Callable[[Ints], Iterable[int]], closed: Sequence[int] = ()
+    ) -> tuple[str, ...]:
+        """Place as many as fit, at most `count`, in the order that `in_order` gives for the bins' member counts; bins
+        at the places `closed` take none."""
         # A placed pod may close bins to the next one, open others, or make its bin worse for the next.
         is_at_once = shape.pod_constraints.is_any and (self._ranking.fills_up or isinstance(in_order, _Fixed))
         is_at_once = is_at_once and not shape.preferences.depends_on_pods
@@ -226,6 +234,8 @@ class FreeCapacity:
         is_going_on = count > 0
         while is_going_on:
             before, members = len(placed), self._members_that_fit(shape)
+            if closed:
+                members[closed] = 0
             if not members.any():
                 break
             for place in in_order(members):
@@ -247,12 +257,12 @@ class FreeCapacity:
             self._topology.add(place, shape.pod_constraints, 1)
             self._changed(partial(self._topology.add, place, shape.pod_constraints, -1))
 
-    def count_places(self, shape: Shape, count: int) -> int:
-        """Return how many members fit, at most `count`; nothing is placed."""
-        if shape.pod_constraints.is_any:
+    def count_places(self, shape: Shape, count: int, avoided: Collection[str] = ()) -> int:
+        """Return how many members fit on bins that are not in `avoided`, at most `count`; nothing is placed."""
+        if shape.pod_constraints.is_any and not avoided:
             return min(int(self._members_that_fit(shape).sum()), count)
         mark = self.mark()
-        placed_count = len(self.place_most(shape, count))
+        placed_count = len(self.place_most(shape, count, avoided=avoided))
         self.rollback(mark)
         return placed_count
 

@@ -311,10 +311,11 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         MicroUsdPerHour,
         about(
             "Value of an hour that work waits for a boot. An empty node is removed once its idle time cost as "
-            "much as a new boot; a higher value keeps it longer, up to idle_seconds_max.",
+            "much as a new boot, and work leaves an expensive node unused where a new one costs less by more than "
+            "this; a higher value keeps nodes longer, up to idle_seconds_max, and lets less work wait.",
             "docs/scores.md",
         ),
-    ] = 2_000_000
+    ] = 5_000_000
     unneeded_idle_seconds: Annotated[
         Seconds,
         about(

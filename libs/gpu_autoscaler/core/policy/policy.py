@@ -137,6 +137,14 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "#waiting-before-scale-up",
         ),
     ] = 300.0
+    new_node_wait_seconds_max: Annotated[
+        Seconds,
+        about(
+            "Maximum time that a queued job below high priority leaves free capacity unused, where a new node costs "
+            "less than to keep that one for it; 0: it uses any.",
+            "#keep-or-buy",
+        ),
+    ] = 300.0
     boot_seconds_max: Annotated[
         Seconds,
         about(

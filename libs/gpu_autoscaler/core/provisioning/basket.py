@@ -4,7 +4,7 @@ A scratch pad of one step of `plan`. What a gang adds can be rolled back as long
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -79,6 +79,7 @@ class PurchaseContext(NamedTuple):
 
     nodes_count_before: int  # managed nodes before this purchase
     offers_count: int  # that were considered
+    avoided_counts: Mapping[str, int]  # nodes with free capacity that cost more to keep, by demand item
 
 
 def decision_of(order: Order, draft: Draft, policy: ScalingPolicy, counted: PurchaseContext) -> BuyNode:
@@ -119,6 +120,7 @@ def _reason(order: Order, draft: Draft, policy: ScalingPolicy, counted: Purchase
         price_micro_usd_per_hour=order.offering.price_micro_usd_per_hour,
         instead_of=order.instead_of,
         dropped=order.dropped,
+        nodes_avoided_count=max((counted.avoided_counts.get(key, 0) for key in demand), default=0),
     )
 
 
@@ -215,6 +217,7 @@ class Basket:
         for purchase in draft.purchases:
             self._count(purchase.decision.pool, purchase.decision.offer, billing_scope_of(purchase.decision))
         self._nodes_count_before = self._usage.nodes_count
+        self.avoided_counts: dict[str, int] = {}  # nodes that cost more to keep than a new one, by demand item
         self._orders: dict[str, Order] = {}  # by bin key, in the order of buying
         self._exchange = PreferenceExchange(catalog, self._selector, draft.free_capacity)
         self.free_capacity.add_new_domains(catalog.domains)
@@ -378,7 +381,9 @@ class Basket:
     def purchases(self) -> tuple[Purchase, ...]:
         """Return the content of the basket as decisions, in the order of buying."""
         counted = PurchaseContext(
-            nodes_count_before=self._nodes_count_before, offers_count=len(self._catalog.offerings)
+            nodes_count_before=self._nodes_count_before,
+            offers_count=len(self._catalog.offerings),
+            avoided_counts=self.avoided_counts,
         )
         return tuple(
             Purchase(

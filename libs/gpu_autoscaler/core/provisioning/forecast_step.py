@@ -81,7 +81,7 @@ def _keep_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     """Buy up to `nodes_count_min` managed nodes, without those being removed."""
     if not policy.nodes_count_min:
         return draft
-    basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
+    basket = Basket(draft, OfferCatalog(draft.views, state, policy, draft.as_of), policy)
     missing_count = policy.nodes_count_min - basket.nodes_count + len(draft.leaving_nodes())
     if missing_count <= 0:
         return draft
@@ -107,7 +107,7 @@ def _keep_free(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draf
     targets = tuple(target for target in targets if target.target_count > 0)
     if not targets:
         return draft
-    basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
+    basket = Basket(draft, OfferCatalog(draft.views, state, policy, draft.as_of), policy)
     stale = stale_watch(state, policy, draft.as_of)
     deferred: list[Deferred] = []
     buffers: dict[str, str] = {}

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity, cached_until_change
 from gpu_autoscaler.core.next_change import note
 from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Table
@@ -279,33 +278,33 @@ def _offered_nodes(
 class OfferCatalog:
     """All offerings at one instant, queried by shape. An offering is known by its position."""
 
-    def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
+    def __init__(self, nodes: NodeIndex, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
         self._watch_seconds_max = policy.watch_age_seconds_max
         self._offers = None if state.offers is None else state.offers.offers
         static = _static_catalog(self._offers or (), policy.pools)
-        latest, shortfalls = draft.views.table(_LATEST), state.observed_allocatable
-        self.nodes = nodes = _offered_nodes(static, latest, shortfalls, draft.as_of)
+        latest, shortfalls = nodes.table(_LATEST), state.observed_allocatable
+        self.nodes = offered = _offered_nodes(static, latest, shortfalls, as_of)
         self.offerings, self.kinds, self.capacity, self.has_gpus = (
-            nodes.offerings, nodes.kinds, nodes.capacity, nodes.has_gpus
+            offered.offerings, offered.kinds, offered.capacity, offered.has_gpus
         )  # fmt: skip
         self.prices_micro_usd_per_hour = static.prices_micro_usd_per_hour
         self.pool_priorities, self.same_limits = static.pool_priorities, static.same_limits
         self.gpu_counts, self.boot_seconds = static.gpu_counts, static.boot_seconds
         self.is_spot, self.is_on_demand, self.is_reserved = static.is_spot, static.is_on_demand, static.is_reserved
         self.spot_at, self.is_in_zone = static.spot_at, static.is_in_zone
-        self.rates = _rates(static, state, draft.as_of)
-        self._unavailable = active_unavailability(state, draft.as_of)
+        self.rates = _rates(static, state, as_of)
+        self._unavailable = active_unavailability(state, as_of)
         self._is_buyable = self.prices_micro_usd_per_hour != UNKNOWN_PRICE
         if self._unavailable:
             is_open = [self.unavailable_until(offering.offer) is None for offering in self.offerings]
             self._is_buyable &= np.array(is_open, dtype=np.bool_)
         self._by_amounts: dict[Resources, Ints] = {}
         self._members: dict[Shape, Ints] = {}
-        self._stale = self._stale_prices(state, policy, draft.as_of)
-        self._reservations, self._as_of = static.reservations, draft.as_of
+        self._stale = self._stale_prices(state, policy, as_of)
+        self._reservations, self._as_of = static.reservations, as_of
         if static.reservations.any:
             self._is_buyable &= static.reservations.are_open(
-                draft.as_of, self.boot_seconds + policy.reservation_drain_seconds
+                as_of, self.boot_seconds + policy.reservation_drain_seconds
             )
 
     def _stale_prices(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:

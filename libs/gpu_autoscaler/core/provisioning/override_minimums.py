@@ -48,7 +48,7 @@ def _keep(bound: Bound, draft: Draft, state: ClusterState, policy: ScalingPolicy
     reason: DeferReason | None = stale_watch(state, policy, draft.as_of)
     if reason is not None:
         return draft.adding(deferred=[Deferred(step=_STEP, subject=key, reason=reason)])
-    basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
+    basket = Basket(draft, OfferCatalog(draft.views, state, policy, draft.as_of), policy)
     missing_count = bound.limit - count
     if bound.unit == "GPU":
         _, reason = basket.buy(item, missing_count)

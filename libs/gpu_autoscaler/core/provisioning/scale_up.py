@@ -20,6 +20,7 @@ from gpu_autoscaler.core.provisioning.cooldown import scale_up_cooldown
 from gpu_autoscaler.core.provisioning.drain_cancellation import CancelableDrains
 from gpu_autoscaler.core.provisioning.expected_capacity import ExpectedCapacity
 from gpu_autoscaler.core.provisioning.gangs import Gangs, gang_backoff
+from gpu_autoscaler.core.provisioning.keep_or_buy import KeepOrBuy
 from gpu_autoscaler.core.provisioning.lots import KeptPlaces, Lot, LotOutcome, launch_groups, lots_of
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
 from gpu_autoscaler.core.provisioning.spot_waits import spot_wait
@@ -54,7 +55,7 @@ class _Cover:
     """The demand of one planning run, and what became of it so far."""
 
     def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
-        catalog = OfferCatalog(draft, state, policy)
+        catalog = OfferCatalog(draft.views, state, policy, draft.as_of)
         self.lots = tuple(lots_of(draft.demand))
         self.basket = Basket(draft, catalog, policy)
         self.drains = CancelableDrains(draft, catalog, policy)
@@ -67,6 +68,7 @@ class _Cover:
         self._state = state
         self._policy = policy
         self._catalog = catalog
+        self._keep_or_buy = KeepOrBuy(state, policy, draft.as_of, draft.views, catalog)
         self._free_capacity = draft.free_capacity
         self._batch_window = BatchWindow(draft, policy)
         self._stale: DeferReason | None = stale_watch(state, policy, draft.as_of)  # nothing is bought at all
@@ -133,6 +135,8 @@ class _Cover:
         for outcome in short:
             # Work that soon needs no purchase, or is bought better, keeps no node that costs more than a new one.
             if outcome.missing_count and not isinstance(outcome.reason, CapacityExpected | BatchWindowOpen):
+                outcome.placed += self._free_capacity.place_most(outcome.lot.shape, outcome.missing_count)
+            if outcome.missing_count and not isinstance(outcome.reason, CapacityExpected | BatchWindowOpen):
                 outcome.placed += self.drains.place(outcome.lot, outcome.missing_count, at_any_price=True)
             if not outcome.missing_count:
                 outcome.reason = None
@@ -147,7 +151,9 @@ class _Cover:
         count = lot.members_count - len(kept)
         if (stays_on := self.drains.kept_source_node(lot)) is not None:
             return LotOutcome(lot=lot, kept=kept, placed=kept + (stays_on,) * count)
-        placed = self._free_capacity.place_most(lot.shape, count, first.prefers)
+        if avoided := self._keep_or_buy.avoided(first):
+            self.basket.avoided_counts[first.key] = len(avoided)
+        placed = self._free_capacity.place_most(lot.shape, count, first.prefers, avoided)
         if first.is_bought_for and self._zones.concern(lot.shape):
             placed = self._without_bought(placed, lot)
         outcome = LotOutcome(lot=lot, kept=kept, placed=kept + placed)

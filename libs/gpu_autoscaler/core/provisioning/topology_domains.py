@@ -4,7 +4,7 @@ A node that does not exist yet is in a domain only if its offer or pool says so:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -266,10 +266,13 @@ def domains_for(
     return tuple(sorted(values, key=order)[:_TRIES_COUNT_MAX])
 
 
-def place_in_one_domain(key: str, shape: Shape, count: int, free_capacity: FreeCapacity) -> tuple[str, ...]:
-    """Place all members in the first domain with capacity for them, and return their bin keys; empty: no domain has."""
+def place_in_one_domain(
+    key: str, shape: Shape, count: int, free_capacity: FreeCapacity, avoided: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Place all members in the first domain with capacity for them, on no bin in `avoided`, and return their bin keys;
+    empty: no domain has."""
     for value in domains_for(key, ((shape, count),), free_capacity, None, frozenset()):
-        keys = free_capacity.place_gang(restricted_to(shape, key, value), count)
+        keys = free_capacity.place_gang(restricted_to(shape, key, value), count, avoided=avoided)
         if keys is not None:
             return keys
     return ()

@@ -50,7 +50,7 @@ class Estimates:
     def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
         self._state, self._policy, self._as_of = state, policy, as_of
         self._draft = Draft.start(state, as_of, policy)
-        self._catalog = OfferCatalog(self._draft, state, policy)
+        self._catalog = OfferCatalog(self._draft.views, state, policy, self._draft.as_of)
         self._usage = limit_usage_of(self._draft, policy)
         self._stale, self._frozen = stale_watch(state, policy, as_of), frozen_by(self._draft.directives, policy)
         self._boot_ratios = _boot_ratios(self._draft.views)

@@ -23,6 +23,7 @@ from gpu_autoscaler.core.placement.measured_use import UNKNOWN_USE, MeasuredUse,
 from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.queue_settings import queue_of
+from gpu_autoscaler.core.provisioning.keep_or_buy import KeepOrBuy
 from gpu_autoscaler.core.provisioning.spot_waits import exclude_interrupted_from_spot, must_leave_spot
 from gpu_autoscaler.core.provisioning.topology_domains import place_in_one_domain
 from gpu_autoscaler.core.queueing.backfill import Release, Reservation, latest_end, releases_of_pods, reserve
@@ -105,6 +106,7 @@ class _Serving:
         self._free_capacity = FreeCapacity(bins, policy.placement, shapes, self.used)
         self._nodes = {f"node/{view.node_uid}": view for view in self.views}
         self._keys = tuple(entry.key for entry in bins)
+        self._keep_or_buy = KeepOrBuy(state, policy, as_of, self.views)
         self.outcomes: dict[JobId, tuple[NodeView, ...] | DeferReason] = {}
         self._strict_heads: dict[str, JobId] = {}  # by queue: the first job that does not start
         self._overdue = frozenset(overdue_jobs(state, policy, as_of))
@@ -141,14 +143,16 @@ class _Serving:
             return item.blocked
         free_capacity = self._free_capacity
         unpriced = _unpriced(item, self._state, self._nodes, free_capacity)
+        expensive = self._keep_or_buy.avoided(item)
+        avoided = (*unpriced, *expensive)
         if self._reservation is not None and not self._reservation.is_over_before(item, self._as_of):
-            keys = self._backfill(self._reservation, item, unpriced)
-            if not keys and _fits(item, free_capacity, unpriced):
+            keys = self._backfill(self._reservation, item, avoided)
+            if not keys and _fits(item, free_capacity, avoided):
                 return self._reservation.reason
         else:
-            keys = _place_without(item, free_capacity, unpriced) if unpriced else _place(item, free_capacity)
+            keys = _place(item, free_capacity, avoided)
         reason = _why_no_price(item, keys, unpriced, self._nodes, free_capacity) or _why_not_now(
-            job_id, item, keys, free_capacity
+            job_id, item, keys, free_capacity, expensive
         )
         if reason is None:
             self._give(item, keys)
@@ -170,10 +174,7 @@ class _Serving:
             return False
 
         def place(capacity: FreeCapacity) -> tuple[str, ...]:
-            for key in unpriced:
-                if key in capacity:
-                    capacity.remove(key)
-            return _place(item, capacity)
+            return _place(item, capacity, unpriced)
 
         of_pods = releases_of_pods(self._state, self.views, self._free_capacity, self._as_of)
         releases = (*of_pods, *self._given)
@@ -182,23 +183,20 @@ class _Serving:
             self._unreservable.add(kind)
         return self._reservation is not None
 
-    def _backfill(self, reservation: Reservation, item: DemandItem, unpriced: tuple[str, ...]) -> tuple[str, ...]:
+    def _backfill(self, reservation: Reservation, item: DemandItem, avoided: Collection[str]) -> tuple[str, ...]:
         """Place all members where they do not delay the job that reserves; none if they do not all fit there."""
         extra = reservation.capacity_beside(self._free_capacity, self._keys)
         mark = extra.mark()
-        for key in unpriced:
-            if key in extra:
-                extra.remove(key)
-        keys = _place(item, extra)
+        keys = _place(item, extra, avoided)
         extra.rollback(mark)
         if keys:
             reservation.take(keys, item.shape, self._free_capacity)
         return keys
 
 
-def _fits(item: DemandItem, free_capacity: FreeCapacity, unpriced: tuple[str, ...]) -> bool:
+def _fits(item: DemandItem, free_capacity: FreeCapacity, avoided: Collection[str]) -> bool:
     mark = free_capacity.mark()
-    keys = _place_without(item, free_capacity, unpriced) if unpriced else _place(item, free_capacity)
+    keys = _place(item, free_capacity, avoided)
     free_capacity.rollback(mark)
     return bool(keys)
 
@@ -225,11 +223,11 @@ def _passing(
     return held
 
 
-def _place(item: DemandItem, free_capacity: FreeCapacity) -> tuple[str, ...]:
-    """Place all members, in one domain if required; none if they do not all fit."""
+def _place(item: DemandItem, free_capacity: FreeCapacity, avoided: Collection[str] = ()) -> tuple[str, ...]:
+    """Place all members, in one domain if required, on no bin in `avoided`; none if they do not all fit."""
     if item.within is None:
-        return free_capacity.place_gang(item.shape, item.member_count) or ()
-    return place_in_one_domain(item.within, item.shape, item.member_count, free_capacity)
+        return free_capacity.place_gang(item.shape, item.member_count, avoided=avoided) or ()
+    return place_in_one_domain(item.within, item.shape, item.member_count, free_capacity, avoided)
 
 
 def _unpriced(
@@ -245,16 +243,6 @@ def _unpriced(
         for key, view in nodes.items()
         if view.is_ours and view.price_micro_usd_per_hour is None and key in free_capacity
     )
-
-
-def _place_without(item: DemandItem, free_capacity: FreeCapacity, unpriced: tuple[str, ...]) -> tuple[str, ...]:
-    """Place all members outside of these bins, which stay available to others."""
-    mark = free_capacity.mark()
-    for key in unpriced:
-        free_capacity.remove(key)
-    keys = _place(item, free_capacity)
-    free_capacity.rollback(mark)
-    return free_capacity.place_on(dict.fromkeys(keys), item.shape, len(keys))
 
 
 def _why_no_price(
@@ -290,12 +278,17 @@ def _add_elastic_member(
 
 
 def _why_not_now(
-    job_id: JobId, item: DemandItem, keys: tuple[str, ...], free_capacity: FreeCapacity
+    job_id: JobId, item: DemandItem, keys: tuple[str, ...], free_capacity: FreeCapacity, expensive: Collection[str]
 ) -> DeferReason | None:
     """Return why a gang does not start now; None: every member has a usable node."""
     if len(keys) < item.member_count:
-        placed_count = free_capacity.count_places(item.shape, item.member_count)
-        return GangIncomplete(job_id=job_id, members_placed=placed_count, members_count=item.member_count)
+        placed_count = free_capacity.count_places(item.shape, item.member_count, expensive)
+        return GangIncomplete(
+            job_id=job_id,
+            members_placed=placed_count,
+            members_count=item.member_count,
+            nodes_avoided_count=len(expensive),
+        )
     booting = [free_capacity[key] for key in keys if free_capacity[key].readiness is not BinReadiness.READY]
     if not booting:
         return None

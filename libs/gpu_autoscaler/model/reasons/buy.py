@@ -82,11 +82,15 @@ class UnmetDemand(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="unmet_dem
     price_micro_usd_per_hour: int
     instead_of: RejectedOffer | None = None  # None: no offer that fits is cheaper
     dropped: tuple[DroppedPreference, ...] = ()  # preferences of the work that are not satisfied
+    nodes_avoided_count: int = 0  # with free capacity, each of which costs more to keep for some of the work
 
     def sentence(self) -> str:
         work = listed([subject_name(key) for key in self.demand]) or "the waiting work"
         selected = f"selected from {counted(self.offers_considered, 'offer')} at {price(self.price_micro_usd_per_hour)}"
         why = f"No running, booting or ordered node has capacity for {work}; {selected}."
+        if self.nodes_avoided_count:
+            avoided = counted(self.nodes_avoided_count, "node")
+            why = f"To keep the {avoided} with free capacity for {work} would cost more; {selected}."
         return why + _alternatives(self.instead_of, self.dropped) + self._spread_cost()
 
     def _spread_cost(self) -> str:

@@ -45,13 +45,21 @@ class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
     job_id: JobId
     members_placed: int  # members with capacity
     members_count: int
+    nodes_avoided_count: int = 0  # with free capacity, which a new node for less replaces
 
     def sentence(self) -> str:
         placed = f"{self.members_placed} of {counted(self.members_count, 'member')}"
         have = "has" if self.members_placed == 1 else "have"
-        return f"Only {placed} of job {self.job_id} {have} capacity; a gang starts whole or not at all."
+        avoided = (
+            f" {counted(self.nodes_avoided_count, 'node')} with free capacity would cost more to keep than a new one."
+            if self.nodes_avoided_count
+            else ""
+        )
+        return f"Only {placed} of job {self.job_id} {have} capacity; a gang starts whole or not at all.{avoided}"
 
     def remedy(self) -> str:
+        if self.nodes_avoided_count:
+            return "No action is needed: a new node is bought; new_node_wait_seconds_max limits how long the job waits."
         missing = counted(self.members_count - self.members_placed, "more member")
         return f"Wait until there is capacity for {missing}, or submit the job with fewer members."
 

@@ -34,6 +34,7 @@ WITHOUT_LEVER: Mapping[str, ScalingPolicy] = {
         POLICY, spot=replace(_SPOT, low_priority_wait_seconds=0.0, medium_priority_wait_seconds=0.0)
     ),
     "without early return to spot": replace(POLICY, spot=replace(_SPOT, return_to_spot_seconds_min=_YEAR_SECONDS)),
+    "without keep versus buy": replace(POLICY, new_node_wait_seconds_max=0.0),
     "without consolidation": replace(POLICY, is_consolidation_on=False),
     "without capacity pool share": replace(POLICY, spot=replace(_SPOT, capacity_pool_gpu_ratio_max=1.0)),
     "without batching": replace(POLICY, batching=replace(POLICY.batching, wait_seconds_max=0.0)),

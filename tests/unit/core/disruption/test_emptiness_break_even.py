@@ -10,6 +10,7 @@ from tests.support.stories import HOUR, MINUTE, T0, given, node, offer, on_sale,
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.limits.spend import ENDING_SECONDS, tail_seconds
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
 from gpu_autoscaler.core.policy.policy import NodePool
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.offers import CapacityType
@@ -18,6 +19,7 @@ from gpu_autoscaler.model.reasons.defer import NotYetIdle
 from gpu_autoscaler.model.reasons.drain import NodeIdle
 
 NOW = T0 + HOUR
+TWO_USD = RemovalPolicy(waiting_micro_usd_per_hour=2_000_000)  # an hour of waiting
 
 
 def kept(made: Plan) -> NotYetIdle:
@@ -33,7 +35,7 @@ def test_an_empty_node_is_kept_while_that_costs_less_than_a_boot(usd_per_hour: f
     if usd_per_hour is None:
         sold = msgspec.structs.replace(sold, price_micro_usd_per_hour=None)
     state = given(node("n1", sold), as_of=NOW)
-    rules = policy(scale_down_cooldown_seconds=0.0)
+    rules = policy(scale_down_cooldown_seconds=0.0, removal=TWO_USD)
     before, after = (plan(state, rules, T0 + timedelta(seconds=seconds + each)) for each in (-1.0, 0.0))
 
     assert kept(before).idle_seconds_max == seconds
@@ -66,7 +68,7 @@ def test_reserved_nodes_are_kept_longest() -> None:
 def test_an_idle_time_that_is_set_is_exact(fields: dict[str, Any], seconds: float) -> None:
     """Of the pool before that of the policy, above and below break-even and its maximum."""
     sold = offer(usd_per_hour=3.9)
-    rules = policy(scale_down_cooldown_seconds=0.0, **fields)
+    rules = policy(scale_down_cooldown_seconds=0.0, removal=TWO_USD, **fields)
     state = given(node("n1", sold), on_sale(sold), as_of=NOW)
     if seconds:
         assert kept(plan(state, rules, T0 + timedelta(seconds=seconds - 1))).idle_seconds_max == seconds
@@ -79,7 +81,7 @@ def test_a_reason_shows_which_rule_applied_and_its_figures() -> None:
     """In the sentences of the removal and of the wait: the time that is set, break-even, or its maximum."""
     state = given(node("n1", offer(usd_per_hour=3.9)), as_of=NOW)
     at = T0 + timedelta(seconds=30)
-    by_cost = kept(plan(state, policy(), at))
+    by_cost = kept(plan(state, policy(removal=TWO_USD), at))
     assert by_cost.rule == IdleRule(
         name="break_even", boot_seconds=120.0, node_micro_usd_per_hour=4_000_000, waiting_micro_usd_per_hour=2_000_000
     )

@@ -22,6 +22,7 @@ from gpu_autoscaler.model.reasons.drain import NodeIdle
 NOW = T0 + 3 * HOUR
 CHEAP = offer("g4dn.xlarge", gpus=1, model="T4", usd_per_hour=0.1)
 LARGE = offer("g4dn.12xlarge", gpus=4, model="T4", usd_per_hour=1.9)
+TWO_USD = policy(removal=RemovalPolicy(waiting_micro_usd_per_hour=2_000_000))  # an hour of waiting
 
 
 def arrivals(*minutes_ago: float, gpus: int = 1, model: str | None = None) -> Story:
@@ -38,7 +39,7 @@ OFTEN = arrivals(*range(1, 121, 4))
 
 def drained(state: ClusterState, rules: ScalingPolicy | None = None, at: datetime = NOW) -> dict[str, IdleRule]:
     """The rules by which nodes are drained as idle. The plan check accepts them."""
-    made = accepted_plan(state, rules, at)
+    made = accepted_plan(state, rules or TWO_USD, at)
     return {
         each.node_name: each.reason.rule
         for each in made.drains

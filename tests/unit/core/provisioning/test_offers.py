@@ -64,7 +64,7 @@ def test_offered_nodes_are_derived_again_only_for_another_delivered_node() -> No
     """A pod that ended on the node is no reason, one of the node itself is: it takes from what is for work."""
 
     def offered(state: ClusterState) -> OfferedNodes:
-        return OfferCatalog(Draft.start(state, T0, VISION), state, VISION).nodes
+        return OfferCatalog(Draft.start(state, T0, VISION).views, state, VISION, T0).nodes
 
     state = given(node("n1"), pod("a", on="n1"), on_sale(SPOT))
     before = offered(state)
