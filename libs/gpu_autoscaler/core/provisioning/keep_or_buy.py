@@ -88,11 +88,12 @@ class _New(NamedTuple):
 
 
 def _may_wait(item: DemandItem) -> bool:
-    """True for a queued job below high priority without a deadline, whose members go on any node with whole GPUs."""
+    """True for a queued job below high priority without a deadline, whose members go on any node with whole GPUs. The
+    first job of a strict queue does not wait: all others would wait with it."""
     if item.source is not DemandSource.QUEUED_JOB or item.blocked is not None or not item.shape.resources.gpu_count:
         return False
     is_urgent = item.priority >= PRIORITY_NAMES["high"] or item.start_by_at is not None
-    return not is_urgent and item.within is None and item.shape.pod_constraints.is_any
+    return not is_urgent and item.strict_queue is None and item.within is None and item.shape.pod_constraints.is_any
 
 
 class KeepOrBuy:
@@ -114,11 +115,13 @@ class KeepOrBuy:
     def avoided(self, item: DemandItem) -> tuple[str, ...]:
         """Return the keys of the bins that a queued job does not use now, because a new node costs less.
 
-        None for high priority, with a deadline, with rules on where pods go, after the policy's wait, and where no plan
-        has bought a node for it in time.
+        None for work that does not wait, after the policy's wait, and where no plan has bought a node for it in time.
         """
+        if not _may_wait(item):
+            return ()
         own = self._ordered.bought_for(item)
-        if not _may_wait(item) or plain(self._as_of) >= (until := self._until(item, is_bought_for=bool(own))):
+        until = self._until(item, is_bought_for=bool(own))
+        if plain(self._as_of) >= until:
             return ()
         columns, gpu_count = self._columns, item.shape.resources.gpu_count
         new = self._new_node(item) if columns.keys else None

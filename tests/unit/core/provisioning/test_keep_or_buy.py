@@ -125,6 +125,13 @@ def test_work_that_is_urgent_or_that_no_cheaper_node_takes_uses_the_free_capacit
     assert of_plan(SALE, busy(4), small(**changes)) == []
 
 
+def test_the_first_job_of_a_strict_queue_lets_no_other_wait_with_it() -> None:
+    """A job that came later needs what is free: it would wait for the first one's new node."""
+    strict = policy(queues=[{"name": "all", "scheduling_policy": "fcfs-strict"}])
+    assert of_schedule(SALE, busy(4), small(), under=strict) == ["n1"]
+    assert of_plan(SALE, busy(4), small(), under=strict) == []
+
+
 @pytest.mark.parametrize(
     "under",
     [
