@@ -25,7 +25,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.offers import UNKNOWN_PRICE, OfferCatalog
 from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.jobs import PRIORITY_NAMES
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec
 
 # Of work of which nothing is known. Source: our own.
 RUN_SECONDS = 1800.0
@@ -112,8 +112,9 @@ class KeepOrBuy:
         self._catalog_there = catalog
         self._new: dict[tuple[Shape, int], _New | None] = {}
 
-    def avoided(self, item: DemandItem) -> tuple[str, ...]:
-        """Return the keys of the bins that a queued job does not use now, because a new node costs less.
+    def avoided(self, item: DemandItem, spec: JobSpec | None = None) -> tuple[str, ...]:
+        """Return the keys of the bins that a queued job does not use now, because a new node costs less. `spec`: of a
+        job that is not in the queue yet.
 
         None for work that does not wait, after the policy's wait, and where no plan has bought a node for it in time.
         """
@@ -127,7 +128,7 @@ class KeepOrBuy:
         new = self._new_node(item) if columns.keys else None
         if new is None or new.boot_seconds > self._policy.new_node_wait_seconds_max:
             return ()
-        run_seconds = self._run_seconds(item)
+        run_seconds = self._run_seconds(spec or job_spec(self._state, item.job_id))
         value = self._policy.removal.waiting_micro_usd_per_hour / item.member_count
         buy = new.micro_usd_per_hour * (run_seconds + new.boot_seconds) + value * new.boot_seconds
         members = np.minimum(columns.free_gpu_count // gpu_count, item.member_count)
@@ -142,8 +143,7 @@ class KeepOrBuy:
         seconds = self._policy.new_node_wait_seconds_max
         return item.since + timedelta(seconds=seconds if is_bought_for else min(seconds, BUY_SECONDS_MAX))
 
-    def _run_seconds(self, item: DemandItem) -> float:
-        spec = job_spec(self._state, item.job_id)
+    def _run_seconds(self, spec: JobSpec | None) -> float:
         expected = None if spec is None else self._durations.predicted(spec)
         return RUN_SECONDS if expected is None else expected.median_seconds
 

@@ -11,17 +11,19 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.demand.durations import Durations
-from gpu_autoscaler.core.demand.items import BillingScope, DemandSource
+from gpu_autoscaler.core.demand.items import BillingScope, DemandItem, DemandSource
 from gpu_autoscaler.core.demand.sources import job_shape, job_spec
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.limits.limits import limit_usage_of
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
+from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.nodes.views import NodeView, bin_key
 from gpu_autoscaler.core.placement.resources import Ints
 from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
 from gpu_autoscaler.core.policy.gpu_slices import member_price
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.keep_or_buy import KeepOrBuy
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog, Offering
 from gpu_autoscaler.core.queueing.backfill import START_SECONDS_MAX
 from gpu_autoscaler.core.queueing.schedule import schedule
@@ -55,6 +57,7 @@ class Estimates:
         self._stale, self._frozen = stale_watch(state, policy, as_of), frozen_by(self._draft.directives, policy)
         self._boot_ratios = _boot_ratios(self._draft.views)
         self._bins = {bin_key(view): view for view in self._draft.views}
+        self._keep_or_buy = KeepOrBuy(state, policy, as_of, self._draft.views, self._catalog)
         self._durations = Durations(state)
         self._running = _RunningJobs(state, self._durations, as_of)
         self._held = _held(state, policy, as_of)
@@ -65,9 +68,7 @@ class Estimates:
             spec = job_spec(state, item.job_id)
             if item.source is DemandSource.QUEUED_JOB and item.job_id is not None and spec is not None:
                 self._estimates[item.job_id] = (
-                    self._estimate(item.shape, item.member_count, spec)
-                    if item.blocked is None
-                    else self._unknown(item.blocked, spec)
+                    self._estimate(item, spec) if item.blocked is None else self._unknown(item.blocked, spec)
                 )
             else:
                 self._draft.free_capacity.place_most(item.shape, item.member_count, item.prefers)
@@ -78,27 +79,37 @@ class Estimates:
 
     def of_new(self, spec: JobSpec) -> Estimate:
         """Return the estimate of a job that would enter the queue now, as the last one. For one job only."""
-        return self._estimate(job_shape(spec), spec.gang_count, spec)
+        item = DemandItem(
+            key=f"job/{spec.job_id}",
+            source=DemandSource.QUEUED_JOB,
+            shape=job_shape(spec),
+            member_count=spec.gang_count,
+            within=spec.within,
+            start_by_at=spec.start_by_at,
+            priority=spec.priority,
+            since=plain(self._as_of),
+        )
+        return self._estimate(item, spec)
 
     def all(self) -> Mapping[JobId, Estimate]:
         return self._estimates
 
-    def _estimate(self, shape: Shape, count: int, spec: JobSpec) -> Estimate:
+    def _estimate(self, item: DemandItem, spec: JobSpec) -> Estimate:
+        shape, count = item.shape, item.member_count
         if self._stale is not None:
             return self._unknown(self._stale, spec)
         held = self._held.get(spec.job_id) or self._reserved(spec)
         if held is not None:
             return self._on_reservation(held, spec)
-        bins = self._draft.free_capacity
-        keys = bins.place_gang(shape, count)
-        if keys:
-            booting = [self._bins[key] for key in dict.fromkeys(keys) if bins[key].readiness is not BinReadiness.READY]
-            price = self._price(keys, shape)
-            return self._on_booting_nodes(booting, price, spec) if booting else self._on_free_capacity(price, spec)
-        if self._frozen is not None:
-            return self._unknown(self._frozen, spec)
         scope = BillingScope(spec.project_id, spec.duration_seconds_max)
         offering, members, reason = self._offering(shape, scope, count)
+        # Where nothing can be bought, the job uses whatever is free.
+        is_buying = self._frozen is None and offering is not None
+        avoided = self._keep_or_buy.avoided(item, spec) if is_buying else ()
+        if keys := self._draft.free_capacity.place_gang(shape, count, avoided=avoided):
+            return self._on_nodes(keys, shape, spec)
+        if self._frozen is not None:
+            return self._unknown(self._frozen, spec)
         if offering is None:
             release = self._running.release_of(shape.resources.gpu_count * count, shape.gpu_models)
             return self._unknown(reason, spec) if release is None else self._on_completion(release, reason, spec)
@@ -106,6 +117,13 @@ class Estimates:
         return self._on_purchase(offering, shape, spec)
 
     # ---- by basis
+
+    def _on_nodes(self, keys: tuple[str, ...], shape: Shape, spec: JobSpec) -> Estimate:
+        """Return the estimate of a job that has places on these nodes."""
+        bins = self._draft.free_capacity
+        booting = [self._bins[key] for key in dict.fromkeys(keys) if bins[key].readiness is not BinReadiness.READY]
+        price = self._price(keys, shape)
+        return self._on_booting_nodes(booting, price, spec) if booting else self._on_free_capacity(price, spec)
 
     def _on_free_capacity(self, price: int | None, spec: JobSpec) -> Estimate:
         at = self._as_of + timedelta(seconds=START_SECONDS)

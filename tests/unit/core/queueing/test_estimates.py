@@ -28,6 +28,7 @@ from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored, JobFinish
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.offers import CapacityType
 
 SOON = timedelta(seconds=START_SECONDS)
 
@@ -44,6 +45,19 @@ def test_a_job_with_free_capacity_starts_with_the_next_tick() -> None:
     result = estimate_of(node("n1"), job("train", gpus=4, duration_seconds_max=7200.0), on_sale())
     assert (result.basis, result.start_at) == ("free_capacity", T0 + SOON)
     assert (result.cost_micro_usd, result.cost_micro_usd_max) == (10_000_000, 10_000_000)
+
+
+def test_a_job_that_leaves_expensive_capacity_unused_starts_on_a_new_node() -> None:
+    """At the price of that one, as the plan buys it; where nothing is bought, on what is free."""
+    large = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
+    small = offer("g5.xlarge", gpus=1, cpu=4, memory_gib=16, usd_per_hour=0.5)
+    story = (node("n1", large), job("train", gpus=1, duration_seconds_max=7200.0), on_sale(large, small))
+    result = estimate_of(*story)
+    assert (result.basis, result.start_at) == ("purchase", T0 + 2 * MINUTE + SOON)
+    assert result.cost_micro_usd == 1_000_000
+
+    frozen = estimate_of(*story, under=policy(is_frozen=True))
+    assert (frozen.basis, frozen.cost_micro_usd) == ("free_capacity", 8_000_000)
 
 
 def test_a_job_without_gpus_costs_its_share_of_a_node_without_gpus() -> None:
