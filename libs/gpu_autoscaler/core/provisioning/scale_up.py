@@ -68,6 +68,7 @@ class _Cover:
         self._state = state
         self._policy = policy
         self._catalog = catalog
+        self._avoided: dict[str, tuple[str, ...]] = {}  # by lot: bins that cost more to keep for it than a new node
         self._keep_or_buy = KeepOrBuy(state, policy, draft.as_of, draft.views, catalog)
         self._free_capacity = draft.free_capacity
         self._batch_window = BatchWindow(draft, policy)
@@ -135,12 +136,17 @@ class _Cover:
         for outcome in short:
             # Work that soon needs no purchase, or is bought better, keeps no node that costs more than a new one.
             if outcome.missing_count and not isinstance(outcome.reason, CapacityExpected | BatchWindowOpen):
-                outcome.placed += self._free_capacity.place_most(outcome.lot.shape, outcome.missing_count)
+                outcome.placed += self._place_on_avoided(outcome)
             if outcome.missing_count and not isinstance(outcome.reason, CapacityExpected | BatchWindowOpen):
                 outcome.placed += self.drains.place(outcome.lot, outcome.missing_count, at_any_price=True)
             if not outcome.missing_count:
                 outcome.reason = None
         return outcomes
+
+    def _place_on_avoided(self, outcome: LotOutcome) -> tuple[str, ...]:
+        """Place the missing members on the bins that the lot left unused for a new node, which cannot be bought."""
+        lot = outcome.lot
+        return self._free_capacity.place_on(self._avoided.get(lot.key, ()), lot.shape, outcome.missing_count)
 
     def _changes(self) -> tuple[int, int]:
         return self.basket.mark().orders_count, self.drains.mark()
@@ -152,6 +158,7 @@ class _Cover:
         if (stays_on := self.drains.kept_source_node(lot)) is not None:
             return LotOutcome(lot=lot, kept=kept, placed=kept + (stays_on,) * count)
         if avoided := self._keep_or_buy.avoided(first):
+            self._avoided[lot.key] = avoided
             self.basket.avoided_counts[first.key] = len(avoided)
         placed = self._free_capacity.place_most(lot.shape, count, first.prefers, avoided)
         if first.is_bought_for and self._zones.concern(lot.shape):
