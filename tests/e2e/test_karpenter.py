@@ -265,7 +265,8 @@ async def test_a_scaler_killed_during_launches_buys_nothing_twice(bought: Bought
     await kube.until(PODS, lambda answer: len(placed(answer)) == 4, SECONDS_MAX)
     await asyncio.sleep(5.0)
     claims = await bought.claims()
-    assert len({claim["metadata"]["labels"]["gpu-autoscaler.io/action-id"] for claim in claims}) == len(claims) == 4
+    actions = [claim["metadata"]["labels"]["gpu-autoscaler.io/action-id"] for claim in claims]
+    assert len({*actions}) == len(actions) == 4, [(claim["metadata"], claim.get("status")) for claim in claims]
     assert len((await kube.read(NODES))["items"]) == 4
 
 
