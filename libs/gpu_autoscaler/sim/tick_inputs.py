@@ -73,7 +73,7 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
 
 
 def queue_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
-    """Return the inputs of the schedule: the queue and capacity, without prices, spend and utilization."""
+    """Return the inputs of the schedule: the queue, capacity and offers, without spend and utilization."""
     return (_QueueInputs(view.state, policy, now),)
 
 
@@ -141,8 +141,11 @@ class _Inputs(ABC):
 class _QueueInputs(_Inputs):
     fields_apart = APART | {
         "busy_until", "unhealthy_since", "budgets", "spot_terminations", "directives", "policy_documents", "gangs",
-        "observed_allocatable", "rejections", "brake", "brake_releases",
+        "rejections", "brake", "brake_releases",
     }  # fmt: skip
+
+    def _equals(self, earlier: Self) -> bool:
+        return super()._equals(earlier) and _offers_equal(self.state.offers, earlier.state.offers)
 
 
 class _PlanInputs(_Inputs):
