@@ -1,6 +1,8 @@
 """The broker's disk fills and is freed: it is reported, no confirmed message is lost, and work resumes."""
 
 import asyncio
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -33,23 +35,32 @@ async def story(disk: Disk) -> None:
         monitor=True,
         settings=[f'jetstream {{ store_dir: "{disk.store / "jetstream"}", max_file_store: 100GB }}'],
     )
-    await server.start()
-    load = await NatsBus.connect(server.url, name="load", declared=declared())
-    bus = await NatsBus.connect(server.url, name="ender", declared=declared())
-    await load.ensure()
+    async with AsyncExitStack() as closing:
+        await server.start()
+        closing.push_async_callback(server.stop)
+        load = await NatsBus.connect(server.url, name="load", declared=declared())
+        closing.push_async_callback(load.close)
+        bus = await NatsBus.connect(server.url, name="ender", declared=declared())
+        closing.push_async_callback(bus.close)
+        await load.ensure()
+        await _work_while_full(server, disk, load, bus)
+
+
+async def _work_while_full(server: NatsServer, disk: Disk, load: NatsBus, bus: NatsBus) -> None:
     service = Ender()
     confirmed: list[Ack] = []
 
-    async def ask() -> None:
-        for number in range(COUNT):
+    async def ask(numbers: Iterable[int]) -> None:
+        for number in numbers:
             subject, payload = envelope_of(cancel(number))
             one = Publication(subject=subject, payload=payload, message_id=str(number), headers={"Pad": "x" * 20_000})
             confirmed.extend(await persistently(load, [one]))
             await asyncio.sleep(0.01)
 
-    async with working(bus, service) as runner:
-        asking = asyncio.create_task(ask())
+    async with working(bus, service) as runner, asyncio.TaskGroup() as tasks:
+        await ask(range(COUNT // 2))
         await until(lambda: len(service.handled) > COUNT // 4 and runner.readiness.is_ready, "at work")
+        asking = tasks.create_task(ask(range(COUNT // 2, COUNT)))  # all of it after the disk is full
         disk.fill(server)
         await until(lambda: not runner.readiness.is_ready, "not ready")
         await until(lambda: runner.readiness.conditions["bus"] is not None, "the reason")
@@ -71,9 +82,6 @@ async def story(disk: Disk) -> None:
         assert message is not None, f"message {number} was confirmed as {ack.sequence} and is not there"
         assert message.message_id == str(number)
     assert await load.last_sequence("JOB") == 2 * COUNT, "each job is asked to end once, and ends once"
-    for hand in (bus, load):
-        await hand.close()
-    await server.stop()
 
 
 async def test_a_disk_that_fills_and_is_freed(tmp_path: Path) -> None:
