@@ -185,6 +185,11 @@ class FreeCapacity:
         places = [self._places[key] for key in keys if key in self]
         return self._place(shape, count, _Fixed(places)) if places else ()
 
+    def fitting(self, keys: Iterable[str], shape: Shape) -> tuple[str, ...]:
+        """Return those of these bins that take a member of the shape now, in their order; unknown keys are skipped."""
+        members = self._members_that_fit(shape)
+        return tuple(key for key in keys if key in self and members[self._places[key]])
+
     def place_counts(self, counts: Mapping[str, int], shape: Shape) -> tuple[str, ...]:
         """Place this many on each of these bins, as far as they fit, and return the bin keys in order.
 

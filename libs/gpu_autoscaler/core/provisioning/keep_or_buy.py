@@ -19,6 +19,7 @@ from gpu_autoscaler.core.demand.sources import job_spec
 from gpu_autoscaler.core.next_change import note, plain
 from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Table, bin_key
 from gpu_autoscaler.core.placement.bins import free_resources
+from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.placement.resources import Floats, Ints
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -112,9 +113,9 @@ class KeepOrBuy:
         self._catalog_there = catalog
         self._new: dict[tuple[Shape, int], _New | None] = {}
 
-    def avoided(self, item: DemandItem, spec: JobSpec | None = None) -> tuple[str, ...]:
-        """Return the keys of the bins that a queued job does not use now, because a new node costs less. `spec`: of a
-        job that is not in the queue yet.
+    def avoided(self, item: DemandItem, free_capacity: FreeCapacity, spec: JobSpec | None = None) -> tuple[str, ...]:
+        """Return the keys of the bins that could take a member of a queued job, and are not used for it now because a
+        new node costs less. `spec`: of a job that is not in the queue yet.
 
         None for work that does not wait, after the policy's wait, and where no plan has bought a node for it in time.
         """
@@ -134,7 +135,8 @@ class KeepOrBuy:
         members = np.minimum(columns.free_gpu_count // gpu_count, item.member_count)
         keep = columns.micro_usd_per_hour * run_seconds
         places = np.flatnonzero((members > 0) & (keep > buy * members)).tolist()
-        avoided = tuple(key for place in places if (key := columns.keys[place]) not in own)
+        expensive = [key for place in places if (key := columns.keys[place]) not in own]
+        avoided = free_capacity.fitting(expensive, item.shape) if expensive else ()
         if avoided:
             note(self._as_of, until)
         return avoided

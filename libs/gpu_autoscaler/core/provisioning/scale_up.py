@@ -157,7 +157,7 @@ class _Cover:
         count = lot.members_count - len(kept)
         if (stays_on := self.drains.kept_source_node(lot)) is not None:
             return LotOutcome(lot=lot, kept=kept, placed=kept + (stays_on,) * count)
-        if avoided := self._keep_or_buy.avoided(first):
+        if avoided := self._keep_or_buy.avoided(first, self._free_capacity):
             self._avoided[lot.key] = avoided
             self.basket.avoided_counts[first.key] = len(avoided)
         placed = self._free_capacity.place_most(lot.shape, count, first.prefers, avoided)

@@ -105,7 +105,7 @@ class Estimates:
         offering, members, reason = self._offering(shape, scope, count)
         # Where nothing can be bought, the job uses whatever is free.
         is_buying = self._frozen is None and offering is not None
-        avoided = self._keep_or_buy.avoided(item, spec) if is_buying else ()
+        avoided = self._keep_or_buy.avoided(item, self._draft.free_capacity, spec) if is_buying else ()
         if keys := self._draft.free_capacity.place_gang(shape, count, avoided=avoided):
             return self._on_nodes(keys, shape, spec)
         if self._frozen is not None:

@@ -143,7 +143,7 @@ class _Serving:
             return item.blocked
         free_capacity = self._free_capacity
         unpriced = _unpriced(item, self._state, self._nodes, free_capacity)
-        expensive = self._keep_or_buy.avoided(item)
+        expensive = self._keep_or_buy.avoided(item, free_capacity)
         avoided = (*unpriced, *expensive)
         if self._reservation is not None and not self._reservation.is_over_before(item, self._as_of):
             keys = self._backfill(self._reservation, item, avoided)
@@ -151,7 +151,7 @@ class _Serving:
                 return self._reservation.reason
         else:
             keys = _place(item, free_capacity, avoided)
-        reason = _why_no_price(item, keys, unpriced, self._nodes, free_capacity) or _why_not_now(
+        reason = _why_no_price(item, keys, unpriced, expensive, self._nodes, free_capacity) or _why_not_now(
             job_id, item, keys, free_capacity, expensive
         )
         if reason is None:
@@ -249,6 +249,7 @@ def _why_no_price(
     item: DemandItem,
     keys: tuple[str, ...],
     unpriced: tuple[str, ...],
+    expensive: Collection[str],
     nodes: Mapping[str, NodeView],
     free_capacity: FreeCapacity,
 ) -> PriceUnknown | None:
@@ -256,7 +257,7 @@ def _why_no_price(
     if len(keys) == item.member_count or not unpriced:
         return None
     mark = free_capacity.mark()
-    places = set(_place(item, free_capacity)) & set(unpriced)
+    places = set(_place(item, free_capacity, expensive)) & set(unpriced)
     free_capacity.rollback(mark)
     return PriceUnknown(offers=offer_keys_of(nodes[key] for key in places)) if places else None
 

@@ -90,7 +90,7 @@ class UnmetDemand(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="unmet_dem
         why = f"No running, booting or ordered node has capacity for {work}; {selected}."
         if self.nodes_avoided_count:
             avoided = counted(self.nodes_avoided_count, "node")
-            why = f"To keep the {avoided} with free capacity for {work} would cost more; {selected}."
+            why = f"Keeping {avoided} with free capacity for {work} would cost more than a new one; {selected}."
         return why + _alternatives(self.instead_of, self.dropped) + self._spread_cost()
 
     def _spread_cost(self) -> str:

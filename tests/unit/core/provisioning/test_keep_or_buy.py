@@ -71,7 +71,9 @@ def test_a_job_gets_a_new_node_rather_than_keep_an_expensive_one() -> None:
     assert buy.offer.key == SMALL.key
     assert isinstance(buy.reason, UnmetDemand)
     assert buy.reason.nodes_avoided_count == 1
-    assert buy.reason.sentence().startswith("To keep the 1 node with free capacity for job train would cost more; ")
+    assert buy.reason.sentence().startswith(
+        "Keeping 1 node with free capacity for job train would cost more than a new one; "
+    )
 
     scheduled = schedule(state, policy(), T0)
     (held,) = scheduled.deferred
@@ -120,7 +122,7 @@ def test_without_a_purchase_it_uses_what_is_free() -> None:
     ids=str,
 )
 def test_work_that_is_urgent_or_that_no_cheaper_node_takes_uses_the_free_capacity(changes: dict[str, Any]) -> None:
-    """As before."""
+    """Whatever the node costs."""
     assert of_schedule(SALE, busy(4), small(**changes)) == ["n1"]
     assert of_plan(SALE, busy(4), small(**changes)) == []
 
@@ -148,7 +150,7 @@ def test_the_policy_decides_what_waiting_is_worth(under: dict[str, Any]) -> None
 
 
 def test_a_node_that_stays_anyway_takes_more_work() -> None:
-    """The more jobs a node has, the less longer it stays for one more: with seven of them a fifth of it is cheap."""
+    """The more jobs a node has, the less longer it stays for one more: with seven of them for an eighth of the run."""
     cheap = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=3.0)
     seven = [pod(f"p{number}", on="n1", gpus=1) for number in range(7)]
     story = (on_sale(cheap, SMALL), node("n1", cheap), small())
@@ -172,6 +174,20 @@ def test_unknown_prices_and_nodes_of_others_are_used() -> None:
     assert of_schedule(SALE, node("n1", LARGE, is_ours=False), small()) == ["n1"]
     unpriced = offer("g5.xlarge", gpus=1, cpu=4, memory_gib=16, usd_per_hour=None)
     assert of_schedule(on_sale(LARGE, unpriced), busy(4), small()) == ["n1"]
+
+
+def test_a_node_that_the_job_does_not_fit_on_is_no_reason() -> None:
+    """Neither plan nor schedule tells of a node of another GPU model, and no time is waited for."""
+    other = offer("p3.16xlarge", model="V100", capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
+    a10g = offer("g5.xlarge", gpus=1, model="A10G", cpu=4, memory_gib=16, usd_per_hour=0.5)
+    state = given(on_sale(other, a10g), node("n1", other), small(model="A10G"))
+    (buy,) = accepted_plan(state, policy(), T0).purchases
+    assert isinstance(buy.reason, UnmetDemand)
+    assert buy.reason.nodes_avoided_count == 0
+
+    (held,) = schedule(state, policy(), T0).deferred
+    assert isinstance(held.reason, GangIncomplete)
+    assert held.reason.nodes_avoided_count == 0
 
 
 def test_part_of_a_gang_goes_where_it_is_cheap() -> None:
