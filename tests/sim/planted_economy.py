@@ -27,8 +27,8 @@ ECONOMY: Mapping[str, Planted] = {
         "a job leaves the node unused that was bought for it",
         2,
         f"{_CORE}/provisioning/keep_or_buy.py",
-        "if (key := columns.keys[place]) not in own)",
-        "if (key := columns.keys[place]))",
+        "if (key := columns.keys[place]) not in own]",
+        "if (key := columns.keys[place])]",
     ),
     f"{_KEEP}::test_a_job_gets_a_new_node_rather_than_keep_an_expensive_one": Planted(
         "the scheduler uses the free capacity for which a plan buys another node",

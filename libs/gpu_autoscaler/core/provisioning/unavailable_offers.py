@@ -4,7 +4,7 @@ A refusal concerns one offer, its zone, or its region's quota. The wait doubles 
 minutes, and is reset by a launch. A quota is exhausted until a managed instance that counts against it has ended.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -98,37 +98,37 @@ def unavailable_scopes(
     orders: Mapping[ActionId, OrderRecord], instances: Mapping[ProviderId, NodeInstanceObserved]
 ) -> Mapping[Scope, Unavailability]:
     """Return the last refusal of each scope, including expired ones; none for a quota with capacity again."""
-    refused: dict[Scope, dict[datetime, ScalingLaunchRefused]] = {}  # by planning time, one try each
+    refused: dict[Scope, list[tuple[datetime, ScalingLaunchRefused]]] = {}  # with the planning time
     sold_at: dict[str, datetime] = {}
     for order in orders.values():
         if order.refused is not None:
             names = dict(scopes_of(order.refused.offer))
             scope = (order.refused.scope, names[order.refused.scope])
-            tries, at = refused.setdefault(scope, {}), order.planned_at or order.refused.refused_at
-            if at not in tries or tries[at].retry_at < order.refused.retry_at:
-                tries[at] = order.refused
+            refused.setdefault(scope, []).append((order.planned_at or order.refused.refused_at, order.refused))
         elif order.launched is not None and order.decision is not None:
             key, at = order.decision.offer.key, order.planned_at or order.launched.launched_at
             sold_at[key] = max(at, sold_at.get(key, at))
     unavailable = {
-        scope: _unavailability(scope, tries, sold_at, _freed(scope, instances)) for scope, tries in refused.items()
+        scope: _unavailability(scope, refusals, sold_at, _freed(scope, instances))
+        for scope, refusals in refused.items()
     }
     return {scope: refusal for scope, refusal in unavailable.items() if refusal is not None}
 
 
 def _unavailability(
     scope: Scope,
-    tries: Mapping[datetime, ScalingLaunchRefused],
+    refusals: Sequence[tuple[datetime, ScalingLaunchRefused]],
     sold_at: Mapping[str, datetime],
     freed_at: datetime | None,
 ) -> Unavailability | None:
-    since = sold_at.get(next(iter(tries.values())).offer.key) if scope[0] == "offer" else None
-    # A launch by the same plan does not reset the count: it took the last capacity.
-    counted = [
-        refused
-        for at, refused in tries.items()
-        if (since is None or at >= since) and (freed_at is None or freed_at <= refused.refused_at)
-    ]
+    since = sold_at.get(refusals[0][1].offer.key) if scope[0] == "offer" else None
+    tries: dict[datetime, ScalingLaunchRefused] = {}  # refusals of one plan are one try, which ends with the last
+    for at, refusal in refusals:
+        # A launch by the same plan does not reset the count: it took the last capacity.
+        counts = (since is None or at >= since) and (freed_at is None or freed_at <= refusal.refused_at)
+        if counts and (at not in tries or tries[at].retry_at < refusal.retry_at):
+            tries[at] = refusal
+    counted = tries.values()
     if not counted:
         return None
     # Not that of the last plan: the cloud may answer an earlier one later.

@@ -104,6 +104,16 @@ def test_a_slow_refusal_of_an_earlier_plan_counts_from_its_answer() -> None:
     assert the_one(slow, quick, as_of=T0 + MINUTE).until == T0 + 5 * MINUTE
 
 
+def test_capacity_that_ended_before_one_of_two_refusals_of_a_plan_lifts_neither() -> None:
+    """The second answer came after the end, so the quota was exhausted again; the first one lasts as long."""
+    first = refused("first", T0, scope="region", wait=4 * MINUTE)
+    second = refused("second", T0, scope="region", after=MINUTE, wait=3 * MINUTE)
+    (seen, *_) = instance(purchase("ended"), state="terminated", at=T0 - timedelta(hours=1))
+    ended = (TimedFact(msgspec.structs.replace(seen.fact, terminated_at=T0 + MINUTE), T0 + MINUTE),)
+
+    assert the_one(first, second, ended, as_of=T0 + 2 * MINUTE).until == T0 + 4 * MINUTE
+
+
 @settings(max_examples=300)
 @given_random(
     tries=lists(TRIES, min_size=2, max_size=4),
