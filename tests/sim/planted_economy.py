@@ -13,9 +13,38 @@ _SELECTION = "tests/unit/core/provisioning/test_selection.py"
 _CHECK = "tests/unit/core/check/test_plan_check.py"
 _WAITS = "tests/unit/core/provisioning/test_spot_waits.py"
 _KEEP = "tests/unit/core/provisioning/test_keep_or_buy.py"
+_RETURNS = "tests/unit/core/disruption/test_spot_returns.py"
 
 # By the test that finds it.
 ECONOMY: Mapping[str, Planted] = {
+    f"{_RETURNS}::test_free_spot_for_a_part_of_the_gang_is_not_enough": Planted(
+        "a gang goes back to spot that has room for a part of it",
+        6,
+        f"{_CORE}/disruption/spot_returns.py",
+        "    if len(keys) < len(job.moving):\n",
+        "    if not keys:\n",
+    ),
+    f"{_RETURNS}::test_a_gang_with_free_spot_is_asked_to_save": Planted(
+        "the spot nodes for a job leave as unneeded while it saves",
+        6,
+        f"{_CORE}/disruption/spot_returns.py",
+        "claimed=draft.claimed.union(keys))",
+        "claimed=draft.claimed)",
+    ),
+    f"{_RETURNS}::test_work_that_was_not_saved_lately_counts_as_lost": Planted(
+        "a job goes back to spot long after its save, and repeats the work since",
+        6,
+        f"{_CORE}/disruption/spot_returns.py",
+        "        move += before * lost / max(1, gpu_count)\n",
+        "",
+    ),
+    f"{_RETURNS}::test_the_job_keeps_its_places_on_spot_until_its_pods_have_ended": Planted(
+        "other jobs take the places of a job that moves while its pods end",
+        6,
+        f"{_CORE}/demand/sources.py",
+        " if not queries.is_moving(job) else _staying_count(state, job_id)",
+        "",
+    ),
     f"{_KEEP}::test_without_a_purchase_it_uses_what_is_free": Planted(
         "a job waits beside free capacity for a node that no plan buys",
         2,

@@ -126,6 +126,10 @@ EXAMPLES: tuple[Reason, ...] = (
         nominal_gpu_count=32,
     ),
     preempt.PriorityPreempted(for_job=JobId("train-70b"), for_priority=1000, priority=100, barred_by="gpus_limit"),
+    preempt.MovedToSpot(
+        node_names=("gpu-node-7", "gpu-node-8"), saving_micro_usd_per_hour=5 * _USD, remaining_seconds=18_000.0,
+        move_micro_usd=400_000,
+    ),
     defer_limits.Cooldown(remaining_seconds=95.0),
     defer_limits.Frozen(attribution=Attribution(key="freeze", by="ada", why="network maintenance", until=_LATER)),
     defer_limits.PoolPaused(

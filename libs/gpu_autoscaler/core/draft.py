@@ -35,14 +35,17 @@ from gpu_autoscaler.model.decisions import (
     DrainNode,
     Plan,
     ReleaseInstance,
+    RequestPreemptionCheckpoint,
     Upkeep,
+    upkeep_key,
 )
 from gpu_autoscaler.model.directives import PERMANENT, AnyDirective, Override, PausePool
-from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, derive_id
 from gpu_autoscaler.model.labels import ACTION_ID
 from gpu_autoscaler.model.reasons.defer import DeferReason, PlanRejected
 from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.reasons.drain import DrainReason, NodeDeleted, SpotReclaim
+from gpu_autoscaler.model.reasons.preempt import PreemptReason
 
 # ---- launch groups: equal nodes of one gang. They are decided here, so that a repeated execution finds the same
 # groups; whether a group is one call is up to the cloud (`providers/protocol.py: LaunchesGroups`).
@@ -127,6 +130,24 @@ class Purchase(msgspec.Struct, frozen=True, kw_only=True):
     depends_on: frozenset[str] = frozenset()  # transactions whose nodes this one relies on
 
 
+class Preemption(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that is to end as a whole, and why."""
+
+    job_id: JobId
+    attempt: int
+    retries_used_count: int  # before this end, which uses none
+    reason: PreemptReason
+    pods: tuple[PodObserved, ...]  # unfinished, ordered by uid
+
+
+SAVE_PREFIX = upkeep_key(RequestPreemptionCheckpoint.tag(), "job/")  # of the names of all such acts
+
+
+def save_key(job_id: JobId, attempt: int) -> str:
+    """Return the name of the act that asks this attempt to save before it ends as a whole."""
+    return upkeep_key(RequestPreemptionCheckpoint.tag(), f"job/{job_id}", str(attempt))
+
+
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan found for the members of a ProvisioningRequest."""
 
@@ -166,6 +187,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     served: Mapping[str, Served] = {}  # open and booked ProvisioningRequests, by key
     buffers: Mapping[str, str] = {}  # by key of each bin kept as buffer: headroom/<name> or forecast/<kind>
     is_demand_met: bool = True  # False if work waits for nodes
+    returning: Preemption | None = None  # a job that goes back to spot once it has saved
     brake: BrakeTripped | None = None  # nothing is removed by force
     upkeep: Upkeep = NO_UPKEEP
     numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)

@@ -10,6 +10,7 @@ from gpu_autoscaler.core.disruption import (
     interruption,
     replacement,
     spend_enforcement,
+    spot_returns,
     utilization,
 )
 from gpu_autoscaler.core.draft import Draft
@@ -43,6 +44,7 @@ def plan(
     draft = forecast_step.prepare(draft, state, policy)
     draft = utilization.react_to_utilization(draft, state, policy)
     draft = drift.replace_drifted(draft, state, policy)
+    draft = spot_returns.return_to_spot(draft, state, policy)
     draft = emptiness.release_idle(draft, state, policy)
     draft = emptiness.consolidate(draft, state, policy)
     draft = replacement.replace_expensive(draft, state, policy)

@@ -16,17 +16,16 @@ from gpu_autoscaler.core.disruption.idle_jobs import IdleJob, IdleWorkload, idle
 from gpu_autoscaler.core.disruption.interruption import reservation_ends
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.disruption.periodic_checkpoints import due_checkpoints
-from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.draft import Draft, Preemption
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.request_answers import answers
 from gpu_autoscaler.core.queueing.preemption import (
-    Preemption,
     barred_jobs,
     may_need_priority,
-    may_preempt,
+    may_preempt_for_others,
     preemptions,
     unasked_pods,
 )
@@ -62,6 +61,7 @@ from gpu_autoscaler.model.decisions import (
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_waits import PlanFull
+from gpu_autoscaler.model.reasons.preempt import beneficiary
 from gpu_autoscaler.model.reasons.upkeep import (
     DeletedByKarpenter,
     FinalizerMissing,
@@ -297,10 +297,10 @@ def _due_checkpoints(state: ClusterState, policy: ScalingPolicy, as_of: datetime
 def _preempted_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, draft: Draft | None) -> Iterator[_Due]:
     """Yield the jobs that the scheduler is about to preempt, found as it finds them; without a plan that defers jobs
     there are none."""
-    if draft is None or not may_preempt(policy) or not any(held.subject.startswith("job/") for held in draft.deferred):
+    if draft is None:
         return
     deadline_at = plain(as_of) + timedelta(seconds=policy.quotas.checkpoint_seconds_max)
-    for victim in _queue(draft, state, policy).victims:
+    for victim in _victims(draft, state, policy):
         node_names = {pod.node_name for pod in unasked_pods(victim, state) if pod.node_name is not None}
         if node_names:
             make = partial(
@@ -313,6 +313,13 @@ def _preempted_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime,
                 reason=victim.reason,
             )
             yield _Due(f"job/{victim.job_id}", make, None, str(victim.attempt))
+
+
+def _victims(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> tuple[Preemption, ...]:
+    """Return the attempts that are about to end: for jobs that wait, else one that goes back to spot."""
+    is_one_held = any(held.subject.startswith("job/") for held in draft.deferred)
+    victims = _queue(draft, state, policy).victims if is_one_held and may_preempt_for_others(policy) else ()
+    return victims or (() if draft.returning is None else (draft.returning,))
 
 
 class _Queue(NamedTuple):
@@ -335,7 +342,7 @@ def _requeued_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, 
         return
     scheduled, victims = _queue(draft, state, policy)
     for job_id, attempt, reason in unused_quotas(state, policy, as_of, deferred=draft.deferred, scheduled=scheduled):
-        if all(victim.reason.for_job != job_id for victim in victims):
+        if all(beneficiary(victim.reason) != job_id for victim in victims):
             make = partial(RequeueJob, job_id=job_id, attempt=attempt, reason=reason)
             yield _Due(f"job/{job_id}", make, None, str(attempt))
 

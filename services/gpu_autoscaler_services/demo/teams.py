@@ -14,6 +14,7 @@ from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
 from gpu_autoscaler_services.demo.record import Record
 
 
@@ -137,7 +138,7 @@ def _broken_preemptions(record: Record, specs: Mapping[JobId, JobSpec]) -> Itera
                 pods.setdefault(job_id, []).append(seen.fact)
             case job.JobPlaced(job_id=job_id, retries_used=count):
                 retries[job_id] = count
-            case job.JobPreempted(job_id=job_id, preemption=reason) if reason is not None:
+            case job.JobPreempted(job_id=job_id, preemption=QuotaReclaimed() | PriorityPreempted() as reason):
                 if _is_unsaved(pods.get(job_id, ()), seen.fact.preempted_at):
                     yield f"job {job_id} was preempted for {reason.for_job} before it had saved"
                 if seen.fact.retries_used != retries.get(job_id, 0):

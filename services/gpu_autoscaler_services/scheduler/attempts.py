@@ -3,15 +3,15 @@
 from collections.abc import Collection
 from datetime import datetime
 
+from gpu_autoscaler.core.draft import Preemption
 from gpu_autoscaler.core.next_change import has_lasted, plain
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.preemption import (
-    Preemption,
     barred_jobs,
     is_saving,
     may_need_priority,
-    may_preempt,
+    may_preempt_for_others,
     preemptions,
 )
 from gpu_autoscaler.core.queueing.schedule import Schedule
@@ -23,6 +23,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.reasons.preempt import beneficiary
 
 # The end of a job cannot be taken back: before a loss without a known cause ends it, the scheduler waits this long for
 # the plan that explains the loss. Streams are not ordered, and a restarted broker delivers within seconds.
@@ -112,19 +113,19 @@ def _why(state: ClusterState, gone: PodGone) -> str:
     return ""
 
 
-# ---- preempted for another job
+# ---- ended as a whole
 
 
 def preempted_attempts(
     state: ClusterState, policy: ScalingPolicy, as_of: datetime, scheduled: Schedule, ending: Collection[JobId]
 ) -> list[JobPreempted]:
-    """Return the end of each attempt that is preempted for another job, once it has saved or had the time to. Plans ask
-    it to (`request_preemption_checkpoint`). The end is published first; the Job is suspended because
-    of it (`suspension.py`), so a restart in between loses nothing.
+    """Return the end of each attempt that ends as a whole, for another job or to go back to spot, once it has saved or
+    had the time to. Plans ask it to (`request_preemption_checkpoint`). The end is published first; the Job is suspended
+    because of it (`suspension.py`), so a restart in between loses nothing.
 
     `ending`: jobs whose attempt ends in this tick anyway.
     """
-    if not may_preempt(policy):
+    if not may_preempt_for_others(policy) and scheduled.returning is None:
         return []
     is_barred_known = may_need_priority(state, policy, scheduled.deferred)
     barred = barred_jobs(plan(state, policy, as_of).deferred) if is_barred_known else {}
@@ -134,10 +135,11 @@ def preempted_attempts(
 
 
 def _end(victim: Preemption, now: datetime) -> JobPreempted:
+    for_job = beneficiary(victim.reason)
     return JobPreempted(
         job_id=victim.job_id,
         attempt=victim.attempt,
-        cause=f"preempted for job {victim.reason.for_job}: {victim.reason.tag()}",
+        cause=victim.reason.tag() if for_job is None else f"preempted for job {for_job}: {victim.reason.tag()}",
         preempted_at=now,
         preemption=victim.reason,
         is_own_choice=True,

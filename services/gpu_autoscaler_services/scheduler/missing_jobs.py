@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
-from gpu_autoscaler.core.state.queries import is_preempted_for_another, is_waiting, job_pods
+from gpu_autoscaler.core.state.queries import is_ended_whole, is_waiting, job_pods
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.job import JobListed, JobQueued
 from gpu_autoscaler.model.jobs import Runtime
@@ -27,14 +27,14 @@ def missing_jobs(state: ClusterState, listed: JobListed) -> Iterator[tuple[JobQu
 
 def is_recreated(job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> bool:
     """Return True for a job whose Job we may have deleted: of a kind that cannot be suspended, leaving spot capacity or
-    preempted for another job.
+    ended as a whole.
 
     That is, from the end of its attempt until its new placement is seen to run.
     """
     if job.queued is None or job.queued.spec.runtime is not Runtime.VOLCANO:
         return False
     if is_waiting(job):
-        return must_leave_spot(job, policy, as_of) or is_preempted_for_another(job)
+        return must_leave_spot(job, policy, as_of) or is_ended_whole(job)
     placed, started = job.placed, job.started
     return placed is not None and placed.attempt > 1 and (started is None or started.started_at < placed.placed_at)
 

@@ -11,7 +11,7 @@ import structlog
 from gpu_autoscaler.core.next_change import note, plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
-from gpu_autoscaler.core.state.queries import is_preempted_for_another, queue
+from gpu_autoscaler.core.state.queries import is_ended_whole, queue
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import JobId
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 def must_leave(job: JobRecord, policy: ScalingPolicy, now: datetime) -> bool:
     """Return True for a queued job whose Job is suspended before it is placed again."""
-    return must_leave_spot(job, policy, now) or is_preempted_for_another(job)
+    return must_leave_spot(job, policy, now) or is_ended_whole(job)
 
 
 class Suspension:

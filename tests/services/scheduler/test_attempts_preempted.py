@@ -9,7 +9,7 @@ from tests.support.cluster import until
 from tests.support.stories import HOUR, SECOND, T0, Story, TimedFact, given, job, node, pod, policy
 
 from gpu_autoscaler.core.disruption.protection import request_annotations
-from gpu_autoscaler.core.queueing.preemption import save_key
+from gpu_autoscaler.core.draft import save_key
 from gpu_autoscaler.core.state.state import UpkeepRecord
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted, JobQueued
 from gpu_autoscaler.model.ids import JobId, NodeUid

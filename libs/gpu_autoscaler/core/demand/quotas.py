@@ -28,7 +28,14 @@ from gpu_autoscaler.core.policy.quota_settings import (
     user_owner,
 )
 from gpu_autoscaler.core.state.ledger import period_end, period_start
-from gpu_autoscaler.core.state.queries import is_finished, is_preempted, is_preempted_for_another, is_waiting, pod_index
+from gpu_autoscaler.core.state.queries import (
+    is_ended_whole,
+    is_finished,
+    is_preempted,
+    is_preempted_for_another,
+    is_waiting,
+    pod_index,
+)
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, UpkeepRecord
 from gpu_autoscaler.core.state.usage_history import OTHERS, time_between
 from gpu_autoscaler.events.job import JobQueued
@@ -38,6 +45,7 @@ from gpu_autoscaler.model.jobs import JobSpec, Violation
 from gpu_autoscaler.model.reasons.base import first_listed
 from gpu_autoscaler.model.reasons.defer import ResourceQuotaExceeded
 from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached, PreemptedForJob, QuotaReached
+from gpu_autoscaler.model.reasons.preempt import beneficiary
 
 QuotaReason = QuotaReached | CohortQuotaReached | PreemptedForJob
 Held = QuotaReason | ResourceQuotaExceeded
@@ -113,7 +121,7 @@ class _Grants:
             record = None if item.job_id is None else self._state.jobs.get(item.job_id)
             if item.source is not DemandSource.QUEUED_JOB or record is None or record.queued is None:
                 continue
-            if holds_quota(self._state, record) and not is_preempted_for_another(record):
+            if holds_quota(self._state, record) and not is_ended_whole(record):
                 spec = record.queued.spec
                 self._coming[spec.job_id] = self._resource_quotas.refusal(spec, item.member_count)
                 self._resource_quotas.take(spec, item.member_count)
@@ -174,7 +182,7 @@ class _Grants:
         # Then: what a ResourceQuota refuses reclaims no quota, and keeps none from others.
         if outcome is None and needs_quota:
             outcome = self._quota_reason(record, spec)
-        elif outcome is None:
+        elif outcome is None and is_preempted_for_another(record):  # one that moves keeps its place meanwhile
             outcome = ending_victim(self._state, record, self._policy)
         if outcome is not None:
             self._held[spec.job_id] = outcome
@@ -239,30 +247,31 @@ def last_attempt(job: JobRecord) -> int:
 
 
 def ending_victim(state: ClusterState, job: JobRecord, policy: ScalingPolicy) -> PreemptedForJob | None:
-    """Return why a queued job does not start although it holds quota: it was preempted for another job, and its pods,
+    """Return why a queued job does not start although it holds quota: its attempt was ended as a whole, and its pods,
     which use the quota, end as its Job is suspended."""
     last = job.preempted
-    if job.queued is None or last is None or last.preemption is None or not is_preempted_for_another(job):
+    if job.queued is None or last is None or last.preemption is None or not is_ended_whole(job):
         return None
     left_count = remaining_count(state, job.queued.job_id)
     if not left_count:
         return None
     until = last.preempted_at + timedelta(seconds=policy.quotas.yield_seconds_max)
-    return PreemptedForJob(for_job=last.preemption.for_job, until=until, pods_remaining_count=left_count)
+    return PreemptedForJob(for_job=beneficiary(last.preemption), until=until, pods_remaining_count=left_count)
 
 
 def awaited_job(state: ClusterState, job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> PreemptedForJob | None:
     """Return the job for which this one was preempted while it waits, for a limited time; None: it may start again."""
-    if not is_preempted_for_another(job) or job.preempted is None or job.preempted.preemption is None:
+    if not is_preempted_for_another(job) or job.preempted is None:
         return None
-    other = state.jobs.get(job.preempted.preemption.for_job)
+    for_job = beneficiary(job.preempted.preemption)
+    other = None if for_job is None else state.jobs.get(for_job)
     if other is None or not is_waiting(other):
         return None
     seconds = policy.quotas.yield_seconds_max
     if has_lasted(job.preempted.preempted_at, seconds, as_of):
         return None
     until = job.preempted.preempted_at + timedelta(seconds=seconds)
-    return PreemptedForJob(for_job=job.preempted.preemption.for_job, until=until)
+    return PreemptedForJob(for_job=for_job, until=until)
 
 
 def queue_violations(spec: JobSpec, state: ClusterState, policy: ScalingPolicy) -> tuple[Violation, ...]:

@@ -429,7 +429,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
         spec, is_queued = job.queued.spec, queries.is_waiting(job)
         shape = job_shape(spec)
         count = spec.gang_count if is_queued or job.placed is None else len(job.placed.node_uids)
-        present_count = pods_per_job.get(job_id, 0)
+        present_count = pods_per_job.get(job_id, 0) if not queries.is_moving(job) else _staying_count(state, job_id)
         missing_count = count - present_count
         # Enough members have completed, but the job waits: it goes on with another one, which needs a place and quota.
         is_rest = is_queued and missing_count <= 0 and present_count < spec.member_count
@@ -455,6 +455,12 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
         placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
         present_count = max(placed_count, present_count + is_rest)
         yield from elastic_members(spec, shape, job.queued.queued_at, present_count)
+
+
+def _staying_count(state: ClusterState, job_id: JobId) -> int:
+    """Return the members of a job that moves which need no new place: finished ones, and those that wait for one."""
+    members = filter(queries.is_member, queries.job_pods(state, job_id))
+    return sum(1 for pod in members if queries.is_finished(pod) or pod.node_name is None)
 
 
 def _is_to_come(job: JobRecord) -> bool:

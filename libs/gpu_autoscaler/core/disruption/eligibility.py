@@ -28,6 +28,12 @@ def reason_to_wait(
     pod: PodObserved, job: JobRecord | None, rules: ProtectionPolicy, retries_count_max: int, as_of: datetime
 ) -> str | None:
     """Return why the pod is better not moved now; None: it may be moved."""
+    reason = reason_of_time(pod, job, rules, as_of)
+    return reason or (None if job is None else reason_of_job(job, rules, retries_count_max))
+
+
+def reason_of_time(pod: PodObserved, job: JobRecord | None, rules: ProtectionPolicy, as_of: datetime) -> str | None:
+    """Return why the pod is better not moved so soon after its start or before its end; None: it may be moved."""
     least = rules.run_seconds_min * 2 ** min(_moves(job), _DOUBLINGS_COUNT_MAX)
     if pod.started_at is not None and least > 0 and not has_lasted(pod.started_at, least, as_of):
         run_seconds = max(0.0, (as_of - pod.started_at).total_seconds())
@@ -35,7 +41,7 @@ def reason_to_wait(
     ends_at = expected_end(pod, job)
     if ends_at is not None and ends_at - timedelta(seconds=rules.ending_soon_seconds) <= as_of <= ends_at:
         return f"it ends by {instant(ends_at)}, which is cheaper than moving it"
-    return None if job is None else _reason_of_job(job, rules, retries_count_max)
+    return None
 
 
 def expected_end(pod: PodObserved, job: JobRecord | None) -> Instant | None:
@@ -47,7 +53,8 @@ def expected_end(pod: PodObserved, job: JobRecord | None) -> Instant | None:
     return job.started.started_at + timedelta(seconds=job.queued.spec.duration_seconds_max)
 
 
-def _reason_of_job(job: JobRecord, rules: ProtectionPolicy, retries_count_max: int) -> str | None:
+def reason_of_job(job: JobRecord, rules: ProtectionPolicy, retries_count_max: int) -> str | None:
+    """Return why no pod of the job is moved by a drain; None: its pods may be moved."""
     if job.queued is None or job.placed is None:
         return None
     priority, priority_min = job.queued.spec.priority, rules.job_priority_min

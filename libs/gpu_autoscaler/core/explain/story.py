@@ -33,6 +33,7 @@ from gpu_autoscaler.model.format import counted, duration, instant, listed, mone
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, ReplacesNodes, UnmetDemand
 from gpu_autoscaler.model.reasons.drain import DemandReturned
+from gpu_autoscaler.model.reasons.preempt import beneficiary
 from gpu_autoscaler.model.reasons.upkeep import AnswerReason
 
 
@@ -410,7 +411,7 @@ def _is_about(recorded: Recorded, keys: frozenset[str], deferrals: PastDeferrals
     if isinstance(fact, scaling.ScalingPodEvicted) and f"action/{fact.action_id}" in keys:
         return True  # its entity is the pod, and it is a step of the drain
     if isinstance(fact, job.JobPreempted) and fact.preemption is not None:
-        return bool(keys & {f"job/{fact.job_id}", f"job/{fact.preemption.for_job}"})
+        return bool(keys & {f"job/{fact.job_id}", f"job/{beneficiary(fact.preemption)}"})
     return _entity(recorded) in keys
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand.quotas import QuotaUsage, holds_quota, may_reclaim
 from gpu_autoscaler.core.disruption.protection import can_save, checkpointed_at, has_answered, pod_mark, save_request
+from gpu_autoscaler.core.draft import Preemption, save_key
 from gpu_autoscaler.core.next_change import has_lasted, plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.quota_settings import Lender, gpus_of, lenders_of
@@ -25,7 +26,7 @@ from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import Deferred, RequestPreemptionCheckpoint, upkeep_key
+from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.defer import NoOfferFits, OffersUnavailable
@@ -43,16 +44,6 @@ from gpu_autoscaler.model.reasons.preempt import PreemptReason, PriorityPreempte
 # Reasons of a plan that bar a purchase. Others (a batch window, a cool-down, a freeze) pass, or are set by a person.
 BARRING = (NodesLimit, GpusLimit, HourlyPriceLimit, SpendLimit, OverrideReached, OffersUnavailable, NoOfferFits)
 VICTIMS_COUNT_MAX = 32  # for one job; each candidate for its priority is tried with a schedule of its own
-
-
-class Preemption(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that is to end, and why."""
-
-    job_id: JobId
-    attempt: int
-    retries_used_count: int  # before this end, which uses none
-    reason: PreemptReason
-    pods: tuple[PodObserved, ...]  # unfinished, ordered by uid
 
 
 class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,25 +76,20 @@ def preemptions(
     state: ClusterState, policy: ScalingPolicy, as_of: datetime, *, scheduled: Schedule, barred: Mapping[JobId, str]
 ) -> tuple[Preemption, ...]:
     """Return the attempts that are to end once they have saved. `scheduled`: of this state; `barred`: of the plan. Jobs
-    that a plan has asked to save stay the first choice."""
-    reclaimed = _reclaims(state, policy, as_of, scheduled) if policy.quotas.is_reclaim_on else ()
-    if reclaimed or not policy.quotas.is_priority_preemption_on:
-        return reclaimed
-    return _by_priority(state, policy, as_of, scheduled.deferred, barred)
+    that a plan has asked to save stay the first choice. While nobody needs capacity, a job goes back to spot."""
+    for_others = _reclaims(state, policy, as_of, scheduled) if policy.quotas.is_reclaim_on else ()
+    if not for_others and policy.quotas.is_priority_preemption_on:
+        for_others = _by_priority(state, policy, as_of, scheduled.deferred, barred)
+    return for_others or (() if scheduled.returning is None else (scheduled.returning,))
 
 
-def may_preempt(policy: ScalingPolicy) -> bool:
-    """Return True if the policy allows a preemption at all."""
+def may_preempt_for_others(policy: ScalingPolicy) -> bool:
+    """Return True if the policy allows that an attempt ends for another job."""
     quotas = policy.quotas
     return quotas.is_priority_preemption_on or (quotas.is_reclaim_on and bool(lenders_of(quotas)))
 
 
 # ---- the save before the end
-
-
-def save_key(job_id: JobId, attempt: int) -> str:
-    """Return the name of the act that asks this attempt to save."""
-    return upkeep_key(RequestPreemptionCheckpoint.tag(), f"job/{job_id}", str(attempt))
 
 
 def unasked_pods(victim: Preemption, state: ClusterState) -> tuple[PodObserved, ...]:

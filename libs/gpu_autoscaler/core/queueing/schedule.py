@@ -15,7 +15,9 @@ from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand.queue_order import in_queue_order, ordered_queue, overdue_jobs
 from gpu_autoscaler.core.demand.quotas import ending_victim, with_quota
 from gpu_autoscaler.core.demand.sources import demand, job_spec
+from gpu_autoscaler.core.disruption import spot_returns
 from gpu_autoscaler.core.disruption.drift import rebalance_recommended
+from gpu_autoscaler.core.draft import Preemption
 from gpu_autoscaler.core.nodes.views import NodeView, bin_key, node_views
 from gpu_autoscaler.core.placement.bins import CURRENT_BINS
 from gpu_autoscaler.core.placement.engine import FreeCapacity
@@ -57,6 +59,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     placements: tuple[Placement, ...] = ()
     deferred: tuple[Deferred, ...] = ()
     granted: frozenset[JobId] = frozenset()  # queued jobs that got their quotas now, whatever else they wait for
+    returning: Preemption | None = None  # a running job that goes back to spot, once it has saved
 
 
 def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Schedule:
@@ -64,7 +67,8 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     schedule. Nothing starts while lists of pods or nodes are stale."""
     queued = ordered_queue(state, policy, as_of)
     waiting = {job.queued.job_id: job for job in queued if job.queued is not None}
-    if not waiting:
+    is_one_asked = spot_returns.is_one_asked(state, policy)
+    if not waiting and not is_one_asked:
         return Schedule()
     stale = stale_watch(state, policy, as_of)
     if stale is not None:
@@ -88,7 +92,10 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
             placements.append(_placement(job_id, job, outcome, retries_used(state, job), used))
         elif outcome is not None:
             deferred.append(_deferred(job_id, outcome))
-    return Schedule(placements=tuple(placements), deferred=tuple(deferred), granted=serving.granted)
+    returning = serving.returning() if is_one_asked else None
+    return Schedule(
+        placements=tuple(placements), deferred=tuple(deferred), granted=serving.granted, returning=returning
+    )
 
 
 class _Serving:
@@ -135,6 +142,10 @@ class _Serving:
                 is_gang = item.source in (DemandSource.PROVISIONING, DemandSource.CAPACITY_CHECK)
                 place = self._free_capacity.place_gang if is_gang else self._free_capacity.place_most
                 self._give(item, place(item.shape, item.member_count, item.prefers) or ())
+
+    def returning(self) -> Preemption | None:
+        """Return the end of an attempt on demand for which free spot nodes are left; after `serve`."""
+        return spot_returns.returning(self._free_capacity, self.views, self._state, self._policy, self._as_of)
 
     def _outcome(self, item: DemandItem, job_id: JobId) -> tuple[NodeView, ...] | DeferReason:
         if item.strict_queue is not None and (head := self._strict_heads.get(item.strict_queue)) is not None:

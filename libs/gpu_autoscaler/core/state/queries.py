@@ -12,6 +12,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
 from gpu_autoscaler.model.jobs import JobState
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
+from gpu_autoscaler.model.reasons.preempt import beneficiary
 from gpu_autoscaler.model.resources import NO_RESOURCES
 
 # Owners of pods that belong to a node, not to a workload.
@@ -217,9 +218,19 @@ def is_preempted(job: JobRecord) -> bool:
     return job.placed is None or job.preempted.attempt >= job.placed.attempt
 
 
-def is_preempted_for_another(job: JobRecord) -> bool:
-    """True for a queued job that was preempted so that another one can start: its Job is suspended until then."""
+def is_ended_whole(job: JobRecord) -> bool:
+    """True for a queued job whose attempt was ended as a whole: its Job is suspended until it is placed again."""
     return is_waiting(job) and job.preempted is not None and job.preempted.preemption is not None
+
+
+def is_moving(job: JobRecord) -> bool:
+    """True for a queued job whose attempt was ended so that it goes on elsewhere."""
+    return is_ended_whole(job) and job.preempted is not None and beneficiary(job.preempted.preemption) is None
+
+
+def is_preempted_for_another(job: JobRecord) -> bool:
+    """True for a queued job whose attempt was ended so that another job can start."""
+    return is_ended_whole(job) and not is_moving(job)
 
 
 def job_state(state: ClusterState, job_id: JobId) -> JobState | None:

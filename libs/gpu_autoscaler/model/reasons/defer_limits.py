@@ -191,19 +191,24 @@ class CohortQuotaReached(Reason, frozen=True, kw_only=True, tag="cohort_quota_re
 
 
 class PreemptedForJob(Reason, frozen=True, kw_only=True, tag="preempted_for_job"):
-    """The job was preempted so that another one can start, and does not take its place again."""
+    """The attempt of the job was ended so that another job can start, or to move it, and its next one does not start
+    yet."""
 
-    for_job: JobId
+    for_job: JobId | None = None  # None: it moves
     until: Instant  # at the latest
     pods_remaining_count: int = 0  # of the job itself, which end first
 
     def sentence(self) -> str:
         if self.pods_remaining_count:
             left = counted(self.pods_remaining_count, "pod")
+            if self.for_job is None:
+                return f"The job moves; {left} of it must end first."
             return f"The job was preempted for job {self.for_job}; {left} of it must end first."
         return f"The job was preempted for job {self.for_job}, which has not started yet."
 
     def remedy(self) -> str:
+        if self.for_job is None:
+            return "It is placed again once they have ended."
         return f"It is placed again once job {self.for_job} has started, at the latest after {instant(self.until)}."
 
 

@@ -1,6 +1,6 @@
-"""Why a running job is preempted for another one."""
+"""Why an attempt of a running job is ended as a whole: for another job, or to go on elsewhere."""
 
-from gpu_autoscaler.model.format import counted
+from gpu_autoscaler.model.format import counted, duration, listed, money, price
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons.base import Reason
 
@@ -50,4 +50,31 @@ class PriorityPreempted(Reason, frozen=True, kw_only=True, tag="priority_preempt
         )
 
 
-PreemptReason = QuotaReclaimed | PriorityPreempted
+class MovedToSpot(Reason, frozen=True, kw_only=True, tag="moved_to_spot"):
+    """The job runs on-demand, and free spot nodes cost less by more than the move."""
+
+    node_names: tuple[str, ...]  # the on-demand nodes that it leaves, sorted
+    saving_micro_usd_per_hour: int  # of the nodes that it leaves over those it takes
+    remaining_seconds: float  # for which the saving counts
+    move_micro_usd: int  # cost of the move
+
+    def sentence(self) -> str:
+        nodes = f"{counted(len(self.node_names), 'on-demand node')} ({listed(self.node_names)})"
+        return (
+            f"The job moves from {nodes} to free spot nodes, which saves {price(self.saving_micro_usd_per_hour)} for "
+            f"{duration(self.remaining_seconds)}; the move costs {money(self.move_micro_usd)}."
+        )
+
+    def remedy(self) -> str:
+        return (
+            "The job is queued again without using up a retry. To keep such jobs where they run, raise "
+            "spot.return_to_spot_seconds_min, or annotate their pods with karpenter.sh/do-not-disrupt."
+        )
+
+
+PreemptReason = QuotaReclaimed | PriorityPreempted | MovedToSpot
+
+
+def beneficiary(reason: PreemptReason | None) -> JobId | None:
+    """Return the job for which the attempt ends; None: it ends for none."""
+    return None if reason is None or isinstance(reason, MovedToSpot) else reason.for_job

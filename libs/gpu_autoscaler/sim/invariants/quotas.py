@@ -17,7 +17,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
+from gpu_autoscaler.model.reasons.preempt import MovedToSpot, PriorityPreempted, QuotaReclaimed
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.cluster.controllers import Workloads
@@ -122,6 +122,9 @@ class QuotasInvariant:
         reason, victim = fact.preemption, self._jobs[fact.job_id].spec
         if reason is None:
             return
+        if isinstance(reason, MovedToSpot):
+            self._check_move(fact)
+            return
         beneficiary = self._jobs[reason.for_job].spec
         nominal = {quota.name: quota.nominal_gpu_count or 0 for quota in quotas.projects}
         used = [self._jobs[job_id].spec for job_id in self._placed]  # without those that end for others
@@ -135,6 +138,19 @@ class QuotasInvariant:
                 self._report(PREEMPTION_JUST, f"{fact.job_id} was preempted for the quota of {reason.for_job}: {what}")
         if isinstance(reason, PriorityPreempted) and victim.priority >= beneficiary.priority:
             self._report(PREEMPTION_JUST, f"{fact.job_id} was preempted for {reason.for_job}, which matters no more")
+
+    def _check_move(self, fact: JobPreempted) -> None:
+        """The job may be moved. Whether it fits elsewhere is up to the plan check: nodes may have left meanwhile."""
+        spec, marks = self._jobs[fact.job_id].spec, (labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
+        own = [pod.metadata.annotations for pod in self._workloads.cluster.all(PODS) if _is_of(pod, fact.job_id)]
+        if not spec.is_preemptible or any(pod.get(mark) == "true" for pod in own for mark in marks):
+            self._report(PREEMPTION_JUST, f"{fact.job_id} moves to spot, and must not be interrupted")
+        if not all(labels.CHECKPOINTED_AT in pod for pod in own):
+            self._report(PREEMPTION_JUST, f"{fact.job_id} moves to spot, and does not save on request")
+
+
+def _is_of(pod: core.Pod, job_id: JobId) -> bool:
+    return pod.metadata.labels.get(labels.JOB_ID) == job_id and pod.status.phase not in ("Succeeded", "Failed")
 
 
 class ResourceQuotasInvariant:

@@ -11,12 +11,13 @@ from tests.support.timed_facts import record
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.disruption.protection import request_annotations
+from gpu_autoscaler.core.draft import Preemption, save_key
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
 from gpu_autoscaler.core.queueing import preemption
-from gpu_autoscaler.core.queueing.preemption import Preemption, barred_jobs, may_need_priority, preemptions, save_key
+from gpu_autoscaler.core.queueing.preemption import barred_jobs, may_need_priority, preemptions
 from gpu_autoscaler.core.queueing.schedule import Schedule, schedule
 from gpu_autoscaler.core.state.state import ClusterState, UpkeepRecord
 from gpu_autoscaler.events.job import JobPreempted

@@ -1,0 +1,298 @@
+"""Step `return_to_spot`: whole jobs go back to spot that no drain moves, as they run on several nodes, have high
+priority or few retries left.
+
+Such a job was bought on-demand in a shortage, which passes in minutes, and would stay there for hours. The plan buys
+spot nodes for it; once they are ready it asks all its pods to save, and the scheduler ends the attempt as one and
+places it again (`core/queueing/preemption.py`). What protects such work elsewhere is a price here.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from gpu_autoscaler.core.demand.durations import Durations
+from gpu_autoscaler.core.demand.sources import job_shape
+from gpu_autoscaler.core.disruption import repack
+from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk, reason_of_job, reason_of_time
+from gpu_autoscaler.core.disruption.protection import can_save, pod_mark
+from gpu_autoscaler.core.disruption.replacement import leaves_for_risky_spot
+from gpu_autoscaler.core.draft import SAVE_PREFIX, Draft, Preemption, Purchase, save_key
+from gpu_autoscaler.core.limits.override_bounds import frozen_by
+from gpu_autoscaler.core.next_change import has_lasted, note_always
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Selected, bin_key
+from gpu_autoscaler.core.placement.engine import FreeCapacity
+from gpu_autoscaler.core.placement.shapes import BinReadiness
+from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.cooldown import rebuy_cooldown, recently_removed_types
+from gpu_autoscaler.core.provisioning.spot_waits import is_spot_excluded
+from gpu_autoscaler.core.state.freshness import stale_watch
+from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, is_waiting
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.preempt import MovedToSpot
+
+_HOUR_SECONDS = 3600.0
+# From the end of an attempt until its successor computes again, on nodes that are ready. Source: our own.
+_RESTART_SECONDS = 120.0
+# Saving over cost for which a move begins; it ends where they are equal, so that nobody saves in vain. Source: our own.
+_WORTH_RATIO_MIN = 1.5
+_TRIES_COUNT_MAX = 4  # jobs that are priced in one plan; bounds its time
+
+
+class _OnDemand(NamedTuple):
+    """A running job that may go back to spot."""
+
+    job: JobRecord
+    spec: JobSpec
+    pods: tuple[PodObserved, ...]  # unfinished, by uid; all of them save on request
+    moving: tuple[PodObserved, ...]  # those on on-demand nodes
+    nodes: tuple[NodeView, ...]  # on-demand nodes that have no other work, by name
+
+    @property
+    def micro_usd_per_hour(self) -> int:
+        return sum(view.price_micro_usd_per_hour or 0 for view in self.nodes)
+
+
+def _is_old_on_demand(view: NodeView) -> bool:
+    is_here = view.is_usable and view.drain is None and view.notice is None and view.usable_since is not None
+    is_priced = view.is_ours and view.price_micro_usd_per_hour is not None
+    return is_here and is_priced and view.capacity_type is CapacityType.ON_DEMAND and view.empty_since is None
+
+
+_ON_DEMAND = Selected(_is_old_on_demand)
+
+
+def return_to_spot(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Keep free spot nodes for one job that goes back to them, which is asked to save; else buy them, while nothing
+    else is bought or moves."""
+    if not policy.is_consolidation_on or frozen_by(draft.directives, policy) is not None:
+        return draft
+    jobs = _jobs_on_demand(draft.views, state, policy, draft.as_of, is_asked=False)
+    if not jobs or stale_watch(state, policy, draft.as_of) is not None:
+        return draft
+    is_quiet = draft.is_demand_met and not draft.disrupted_nodes() and not draft.purchases
+    for job in jobs[:_TRIES_COUNT_MAX]:
+        mark = draft.free_capacity.mark()
+        found = _onto_free_spot(job, draft.free_capacity, draft.views, state, policy, draft.as_of, is_asked=False)
+        if found is not None:
+            preemption, keys = found
+            return msgspec.structs.replace(draft, returning=preemption, claimed=draft.claimed.union(keys))
+        draft.free_capacity.rollback(mark)
+        if is_quiet and (purchases := _bought(job, draft, state, policy)):
+            return draft.adding(purchases=purchases)
+    return draft
+
+
+def is_one_asked(state: ClusterState, policy: ScalingPolicy) -> bool:
+    """True if a plan may have asked a job to save because it goes back to spot."""
+    return policy.is_consolidation_on and any(key.startswith(SAVE_PREFIX) for key in state.upkeep)
+
+
+def returning(
+    free_capacity: FreeCapacity, nodes: NodeIndex, state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> Preemption | None:
+    """Return the end of the attempt of a job that a plan has asked to save, and that fits on free spot nodes at a
+    saving which also pays for what it has not saved; None: there is none."""
+    for job in _jobs_on_demand(nodes, state, policy, as_of, is_asked=True):
+        mark = free_capacity.mark()
+        found = _onto_free_spot(job, free_capacity, nodes, state, policy, as_of, is_asked=True)
+        if found is not None:
+            return found[0]
+        free_capacity.rollback(mark)
+    return None
+
+
+# ---- the jobs
+
+
+def _jobs_on_demand(
+    nodes: NodeIndex, state: ClusterState, policy: ScalingPolicy, as_of: datetime, *, is_asked: bool
+) -> list[_OnDemand]:
+    """Return the jobs that may go back to spot, those on the most expensive nodes first. `is_asked`: only those that
+    plans have asked to save."""
+    views = nodes.table(_ON_DEMAND)
+    job_ids = {pod.job_id for view in views for pod in nodes.pods.get(view.name, ()) if pod.job_id is not None}
+    named = [
+        (job_id, job)
+        for job_id in sorted(job_ids)
+        if (job := state.jobs.get(job_id)) is not None
+        and _is_protected(job, policy)
+        and (not is_asked or (job.placed is not None and save_key(job_id, job.placed.attempt) in state.upkeep))
+    ]
+    if not named:
+        return []
+    pods_of = _pods_of({job_id for job_id, _ in named}, state)
+    on_demand = {view.name: view for view in views}
+    found = (_job_on_demand(job, pods_of[job_id], on_demand, nodes, state, policy, as_of) for job_id, job in named)
+    return sorted((job for job in found if job is not None), key=lambda job: -job.micro_usd_per_hour)
+
+
+def _is_protected(job: JobRecord, policy: ScalingPolicy) -> bool:
+    """True for a running job that may run on spot on any node, and that no drain by choice moves."""
+    if job.queued is None or job.placed is None or job.started is None or job.finished or job.cancel_requested:
+        return False
+    spec = job.queued.spec
+    if is_waiting(job) or not spec.is_preemptible or spec.within is not None or not spec.member_resources.gpu_count:
+        return False
+    return reason_of_job(job, policy.removal.protection, policy.job_retries_count_max) is not None
+
+
+def _pods_of(job_ids: set[JobId], state: ClusterState) -> Mapping[JobId, tuple[PodObserved, ...]]:
+    pods: dict[JobId, list[PodObserved]] = {job_id: [] for job_id in job_ids}
+    for pod in state.pods.values():
+        if pod.job_id in pods and not is_finished(pod):
+            pods[pod.job_id].append(pod)
+    return {job_id: tuple(sorted(of_job, key=lambda pod: pod.pod_uid)) for job_id, of_job in pods.items()}
+
+
+def _job_on_demand(
+    job: JobRecord,
+    pods: tuple[PodObserved, ...],
+    on_demand: Mapping[str, NodeView],
+    nodes: NodeIndex,
+    state: ClusterState,
+    policy: ScalingPolicy,
+    as_of: datetime,
+) -> _OnDemand | None:
+    """Return the job if all its pods may be ended after a save, and its nodes have been there for long enough."""
+    if job.queued is None or is_spot_excluded(job, policy, as_of):
+        return None
+    moving = tuple(pod for pod in pods if pod.node_name in on_demand)
+    names = sorted({pod.node_name for pod in moving if pod.node_name is not None})
+    own = [on_demand[name] for name in names if _has_only(job.queued.job_id, nodes.pods.get(name, ()))]
+    least_seconds = policy.spot.return_to_spot_seconds_min
+    is_old = all(view.usable_since and has_lasted(view.usable_since, least_seconds, as_of) for view in own)
+    if not own or not is_old or not all(_may_end(pod, job, state, policy, as_of) for pod in pods):
+        return None
+    return _OnDemand(job, job.queued.spec, pods, moving, tuple(own))
+
+
+def _has_only(job_id: JobId, pods: Iterable[PodObserved]) -> bool:
+    return all(pod.job_id == job_id for pod in pods if counts_for_idleness(pod))
+
+
+def _may_end(pod: PodObserved, job: JobRecord, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> bool:
+    is_running = pod.phase == "running" and pod.node_name is not None and pod.deleting_since is None
+    return (
+        is_running
+        and can_save(dict(pod.annotations))
+        and pod_mark(pod, state.budgets.values(), as_of) is None
+        and reason_of_time(pod, job, policy.removal.protection, as_of) is None
+    )
+
+
+# ---- the move and its price
+
+
+def _onto_free_spot(
+    job: _OnDemand,
+    free_capacity: FreeCapacity,
+    nodes: NodeIndex,
+    state: ClusterState,
+    policy: ScalingPolicy,
+    as_of: datetime,
+    *,
+    is_asked: bool,
+) -> tuple[Preemption, tuple[str, ...]] | None:
+    """Place the members on spot nodes that are ready, the fullest first; return the end of the attempt and the keys of
+    the bins. None: they do not fit, or the saving is too small; the caller rolls back."""
+    gpu_count = job.spec.member_resources.gpu_count
+    spot = sorted(
+        (free_count, entry.key)
+        for entry, free_count in free_capacity.with_free_gpus()
+        if entry.capacity_type is CapacityType.SPOT
+        and entry.readiness is BinReadiness.READY
+        and free_count >= gpu_count
+    )
+    keys = free_capacity.place_on([key for _, key in spot], job_shape(job.spec), len(job.moving)) if spot else ()
+    if len(keys) < len(job.moving):
+        return None
+    views = {bin_key(view): view for view in nodes}
+    after = sum(
+        gpu_count * ((views[key].price_micro_usd_per_hour or 0) + policy.node_overhead_micro_usd_per_hour)
+        / max(1, views[key].allocatable.gpu_count)
+        for key in keys
+    )  # fmt: skip
+    reason = _worth(job, after, 0.0, state, policy, as_of, is_asked=is_asked)
+    if reason is None or job.job.placed is None:
+        return None
+    placed = job.job.placed
+    preemption = Preemption(
+        job_id=job.spec.job_id,
+        attempt=placed.attempt,
+        retries_used_count=placed.retries_used,
+        reason=reason,
+        pods=job.pods,
+    )
+    return preemption, keys
+
+
+def _bought(job: _OnDemand, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> tuple[Purchase, ...]:
+    """Return the spot nodes to buy for the job; none if there are none, or the saving is too small."""
+    cooldown_seconds, known = policy.removal.replacement_cooldown_seconds, repack.replacements(state.orders)
+    last = [known.get(view.node_uid) for view in job.nodes if view.node_uid is not None]
+    if not all(each is None or has_lasted(each.planned_at, cooldown_seconds, draft.as_of) for each in last):
+        return ()
+    mark = draft.free_capacity.mark()
+    purchases, _ = repack.replacement_fleet(job.moving, job.nodes, RemovalCause.UNDERUSED, draft, state, policy)
+    draft.free_capacity.rollback(mark)
+    offers = [purchase.decision.offer for purchase in purchases]
+    if not purchases or any(offer.capacity_type is not CapacityType.SPOT for offer in offers):
+        return ()
+    if leaves_for_risky_spot(job.nodes, purchases, state, policy, draft.as_of):
+        return ()
+    removed = recently_removed_types(state, policy, draft.as_of)
+    if rebuy_cooldown(tuple(purchase.decision for purchase in purchases), removed) is not None:
+        return ()
+    overhead = policy.node_overhead_micro_usd_per_hour
+    after = sum((offer.price_micro_usd_per_hour or 0) + overhead for offer in offers)
+    boot_seconds = max(offer.boot_seconds for offer in offers)
+    is_worth_it = _worth(job, after, boot_seconds, state, policy, draft.as_of, is_asked=False) is not None
+    return purchases if is_worth_it else ()
+
+
+def _worth(
+    job: _OnDemand,
+    after: float,
+    boot_seconds: float,
+    state: ClusterState,
+    policy: ScalingPolicy,
+    as_of: datetime,
+    *,
+    is_asked: bool,
+) -> MovedToSpot | None:
+    """Return what the move saves and costs; None: too little. `after`: micro-dollars an hour of the new nodes.
+
+    They are idle while they boot and the job saves, the old ones until they leave; the job waits for its restart, more
+    expensive with a higher priority. What is not saved since the last save is lost, unless it is about to be asked.
+    """
+    note_always(as_of)  # what remains, and what is not saved, moves on
+    overhead = policy.node_overhead_micro_usd_per_hour
+    before = sum((view.price_micro_usd_per_hour or 0) + overhead for view in job.nodes)
+    if after >= before or (before - after) / before < policy.consolidation_saving_ratio_min:
+        return None
+    remaining = Durations(state).of_job(job.job, as_of)
+    payback_seconds = policy.removal.replacement_payback_hours * _HOUR_SECONDS
+    remaining_seconds = payback_seconds if remaining is None else remaining.median_seconds
+    waiting = policy.removal.waiting_micro_usd_per_hour * max(1.0, job.spec.priority / PRIORITY_NAMES["medium"])
+    saving_seconds = policy.quotas.checkpoint_seconds_max
+    move = after * (boot_seconds + saving_seconds + _RESTART_SECONDS)
+    move += before * policy.removal.unneeded_idle_seconds + waiting * _RESTART_SECONDS
+    if is_asked:
+        gpu_count = sum(pod.requests.gpu_count for pod in job.moving)
+        lost = gpu_seconds_at_risk(job.pods, policy.removal.checkpoint_interval_seconds, as_of)
+        move += before * lost / max(1, gpu_count)
+    if (before - after) * remaining_seconds <= move * (1.0 if is_asked else _WORTH_RATIO_MIN):
+        return None
+    return MovedToSpot(
+        node_names=tuple(view.name for view in job.nodes),
+        saving_micro_usd_per_hour=round(before - after),
+        remaining_seconds=remaining_seconds,
+        move_micro_usd=round(move / _HOUR_SECONDS),
+    )
