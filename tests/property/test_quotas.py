@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.support.accepted import accepted_plan
 from tests.support.stories import MINUTE, T0, Story, TimedFact, job, node, on_sale, pod, policy, record, synced
 
+from gpu_autoscaler.core.draft import Preemption
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.queue_settings import QueuePolicy, queue_of
-from gpu_autoscaler.core.queueing.preemption import Preemption, preemptions
+from gpu_autoscaler.core.queueing.preemption import preemptions
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted

@@ -40,6 +40,8 @@ from gpu_autoscaler.model.reasons.preempt import MovedToSpot
 _HOUR_SECONDS = 3600.0
 # From the end of an attempt until its successor computes again, on nodes that are ready. Source: our own.
 _RESTART_SECONDS = 120.0
+# From the end of the time to save until the scheduler has ended the attempt. Source: our own.
+_END_SECONDS_MAX = 60.0
 # Saving over cost for which a move begins; it ends where they are equal, so that nobody saves in vain. Source: our own.
 _WORTH_RATIO_MIN = 1.5
 _TRIES_COUNT_MAX = 4  # jobs that are priced in one plan; bounds its time
@@ -123,7 +125,7 @@ def _jobs_on_demand(
         for job_id in sorted(job_ids)
         if (job := state.jobs.get(job_id)) is not None
         and _is_protected(job, policy)
-        and (not is_asked or (job.placed is not None and save_key(job_id, job.placed.attempt) in state.upkeep))
+        and _is_in_time(job_id, job, state, policy, as_of, is_asked=is_asked)
     ]
     if not named:
         return []
@@ -141,6 +143,18 @@ def _is_protected(job: JobRecord, policy: ScalingPolicy) -> bool:
     if is_waiting(job) or not spec.is_preemptible or spec.within is not None or not spec.member_resources.gpu_count:
         return False
     return reason_of_job(job, policy.removal.protection, policy.job_retries_count_max) is not None
+
+
+def _is_in_time(
+    job_id: JobId, job: JobRecord, state: ClusterState, policy: ScalingPolicy, as_of: datetime, *, is_asked: bool
+) -> bool:
+    """True for a job that was asked to save just now, with `is_asked` false also for one that was not asked. Where the
+    attempt did not end in time, its free nodes are not kept any longer; it is asked again once that is forgotten."""
+    known = None if job.placed is None else state.upkeep.get(save_key(job_id, job.placed.attempt))
+    if known is None or known.decided_at is None:
+        return not is_asked
+    seconds = policy.quotas.checkpoint_seconds_max + _END_SECONDS_MAX
+    return not has_lasted(known.decided_at, seconds, as_of)
 
 
 def _pods_of(job_ids: set[JobId], state: ClusterState) -> Mapping[JobId, tuple[PodObserved, ...]]:

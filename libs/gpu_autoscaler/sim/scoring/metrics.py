@@ -94,7 +94,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours_bought: float | None
     gpu_hours_used: float
     lost_gpu_hours: float  # work that had to be repeated
-    evicted_count: int  # pods evicted by the system's choice
+    evicted_count: int  # pods ended by the system's choice, evicted or with their suspended Job
     interrupted_count: int  # pods whose machine was reclaimed
     jobs_count: int
     failed_count: int
@@ -267,6 +267,8 @@ class MetricsCollector:
             if job.is_done:
                 self._job_ended()
             return
+        if silent_at is None and run.pod.metadata.uid not in self._disrupted:
+            self._evicted_count += 1  # its Job was suspended, which Kubernetes does not call a disruption
         is_checkpointing = self._jobs[run.member[0]].request.workload_type == CHECKPOINTING_WORKLOAD
         saved = self._saved_of(run, member, ended_at) if is_checkpointing else 0.0
         self._lost_gpu_seconds += (member.saved_seconds + ran_seconds - saved) * run.gpu_count

@@ -204,6 +204,20 @@ def test_the_attempt_ends_once_a_plan_has_asked() -> None:
     assert ended(BRIDGE, FREE, gang("n1", "n2"), job("other", at=LATER), SALE) == ()
 
 
+def test_the_free_nodes_are_kept_for_a_limited_time() -> None:
+    """Minutes after the request the attempt has not ended: nobody is asked again, and the nodes leave."""
+    stories = (BRIDGE, FREE, gang("n1", "n2", saved_at=LATER + 19 * MINUTE), SALE)
+    late = LATER + 20 * MINUTE
+    state = given(*stories, as_of=late)
+    known = UpkeepRecord(attempts_count=2, retry_at=LATER + MINUTE, decided_at=LATER)
+    state = msgspec.structs.replace(state, upkeep={save_key(JobId("train"), 1): known})
+
+    made = accepted_plan(state, policy(), late)
+    assert asked(made) == []
+    assert [drain.node_name for drain in made.drains] == ["s1"], "one at a time"
+    assert schedule(state, policy(), late).returning is None
+
+
 def test_all_pods_save_before_the_attempt_ends() -> None:
     """One that has not answered is waited for."""
     requested = request_annotations(SAVED - SECOND, SAVED + MINUTE)
@@ -220,9 +234,8 @@ def test_all_pods_save_before_the_attempt_ends() -> None:
 
 def test_work_that_was_not_saved_lately_counts_as_lost() -> None:
     """A quarter of an hour of both nodes: more than the hour of saving that is left is worth."""
-    expected = {"expected_duration_seconds": 2700.0}
-    assert len(ended(BRIDGE, FREE, gang("n1", "n2", **expected), SALE)) == 1
-    assert ended(BRIDGE, FREE, gang("n1", "n2", saved_at=T0, **expected), SALE) == ()
+    assert len(ended(BRIDGE, FREE, gang("n1", "n2", expected_duration_seconds=2700.0), SALE)) == 1
+    assert ended(BRIDGE, FREE, gang("n1", "n2", expected_duration_seconds=2700.0, saved_at=T0), SALE) == ()
 
 
 MOVED = MovedToSpot(
@@ -256,7 +269,7 @@ def test_the_job_keeps_its_places_on_spot_until_its_pods_have_ended() -> None:
     assert schedule(ending, policy(), LATER).placements == ()
 
     gone = msgspec.structs.replace(ending, pods={})
-    placed = {each.job_id: each.node_names for each in schedule(gone, policy(), LATER).placements}
+    placed = {str(each.job_id): each.node_names for each in schedule(gone, policy(), LATER).placements}
     assert sorted(placed["train"]) == ["s1", "s2"]
 
 
