@@ -6,7 +6,7 @@ spot nodes for it; once they are ready it asks all its pods to save, and the sch
 places it again (`core/queueing/preemption.py`). What protects such work elsewhere is a price here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -61,13 +61,7 @@ class _OnDemand(NamedTuple):
         return sum(view.price_micro_usd_per_hour or 0 for view in self.nodes)
 
 
-def _is_old_on_demand(view: NodeView) -> bool:
-    is_here = view.is_usable and view.drain is None and view.notice is None and view.usable_since is not None
-    is_priced = view.is_ours and view.price_micro_usd_per_hour is not None
-    return is_here and is_priced and view.capacity_type is CapacityType.ON_DEMAND and view.empty_since is None
-
-
-_ON_DEMAND = Selected(_is_old_on_demand)
+_ON_DEMAND = Selected(lambda view: view.capacity_type is CapacityType.ON_DEMAND and view.empty_since is None)
 
 
 def return_to_spot(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
@@ -178,17 +172,20 @@ def _job_on_demand(
     if job.queued is None or is_spot_excluded(job, policy, as_of):
         return None
     moving = tuple(pod for pod in pods if pod.node_name in on_demand)
-    names = sorted({pod.node_name for pod in moving if pod.node_name is not None})
-    own = [on_demand[name] for name in names if _has_only(job.queued.job_id, nodes.pods.get(name, ()))]
+    views = [on_demand[name] for name in sorted({pod.node_name for pod in moving if pod.node_name is not None})]
+    own = [view for view in views if _is_left_empty(view, job.queued.job_id, nodes)]
     least_seconds = policy.spot.return_to_spot_seconds_min
-    is_old = all(view.usable_since and has_lasted(view.usable_since, least_seconds, as_of) for view in own)
-    if not own or not is_old or not all(_may_end(pod, job, state, policy, as_of) for pod in pods):
+    is_old = all(view.usable_since and has_lasted(view.usable_since, least_seconds, as_of) for view in views)
+    is_there = all(view.is_usable and view.drain is None and view.notice is None for view in views)
+    if not own or not is_old or not is_there or not all(_may_end(pod, job, state, policy, as_of) for pod in pods):
         return None
     return _OnDemand(job, job.queued.spec, pods, moving, tuple(own))
 
 
-def _has_only(job_id: JobId, pods: Iterable[PodObserved]) -> bool:
-    return all(pod.job_id == job_id for pod in pods if counts_for_idleness(pod))
+def _is_left_empty(view: NodeView, job_id: JobId, nodes: NodeIndex) -> bool:
+    """True for a node that we pay for and that has no other work."""
+    others = (pod for pod in nodes.pods.get(view.name, ()) if counts_for_idleness(pod) and pod.job_id != job_id)
+    return view.is_ours and view.price_micro_usd_per_hour is not None and next(others, None) is None
 
 
 def _may_end(pod: PodObserved, job: JobRecord, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> bool:

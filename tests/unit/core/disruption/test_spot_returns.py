@@ -158,6 +158,15 @@ def test_a_job_stays_that_must_or_for_which_it_is_not_worth_it(stays: Story) -> 
     assert bought_for(made) == []
 
 
+def test_a_job_stays_while_one_of_its_nodes_is_young_or_leaves() -> None:
+    """Its member there would need a place as well."""
+    young = (*node("n1", ON_DEMAND), *node("n2", ON_DEMAND, at=LATER - 10 * MINUTE))
+    deleted = (*node("n1", ON_DEMAND), *node("n2", ON_DEMAND, deleting_since=LATER, has_finalizer=True))
+
+    for nodes in (young, deleted):
+        assert asked(planned(nodes, FREE, gang("n1", "n2"), SALE)) == []
+
+
 def test_a_job_stays_where_the_policy_moves_no_work() -> None:
     """Frozen, without consolidation, or for a saving that is too small a share."""
     for under in (
