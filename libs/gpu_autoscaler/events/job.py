@@ -151,7 +151,7 @@ class JobPreempted(_AboutJob, frozen=True, kw_only=True):
     is_own_choice: bool = False  # lost by our own choice (consolidation, drift ...), which uses up no retry
     retries_used_count: int | None = None  # by this and earlier losses; None: of 0.2, where each loss used one
     pod_uid: PodUid | None = None  # the lost member; None: of 0.2
-    preemption: PreemptReason | None = None  # why it was preempted for another job; None: it lost a member
+    preemption: PreemptReason | None = None  # why the attempt was ended as a whole; None: it lost a member
 
     @property
     def retries_used(self) -> int:

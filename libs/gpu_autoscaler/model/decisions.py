@@ -267,7 +267,7 @@ class RequestJobCheckpoint(_JobUpkeep, frozen=True, kw_only=True, tag="request_j
 
 class RequestPreemptionCheckpoint(_AttemptUpkeep, frozen=True, kw_only=True, tag="request_preemption_checkpoint"):
     """Ask the job's pods on these nodes that save on request to save a checkpoint by `deadline_at`; then the scheduler
-    ends this attempt for another job. Evict none."""
+    ends this attempt as a whole. Evict none."""
 
     node_names: tuple[str, ...]  # sorted
     requested_at: Instant
@@ -276,7 +276,7 @@ class RequestPreemptionCheckpoint(_AttemptUpkeep, frozen=True, kw_only=True, tag
 
     def sentence(self) -> str:
         deadline = instant(self.deadline_at)
-        return f"Ask job {self.job_id} to save by {deadline}, before it is preempted. {self.reason.sentence()}"
+        return f"Ask job {self.job_id} to save by {deadline}, before its attempt ends. {self.reason.sentence()}"
 
 
 class RequeueJob(_AttemptUpkeep, frozen=True, kw_only=True, tag="requeue_job"):

@@ -1,4 +1,4 @@
-"""Rules of the plan check on requests to save before a preemption, and on requeues. Shares no code with the choice."""
+"""Rules of the plan check on requests to save before an attempt ends, and on requeues; independent of the choice."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -157,7 +157,7 @@ def _saves_too_little(
 
 
 def _free_on_spot(gpu_count: int, views: Iterable[NodeView], state: ClusterState) -> int:
-    """Return how many members with so many GPUs fit on usable spot nodes, by their GPUs alone."""
+    """Return how many members with this number of GPUs fit on usable spot nodes, by their GPUs alone."""
     used: Counter[str] = Counter()
     for pod in state.pods.values():
         if pod.node_name is not None and pod.phase not in _FINISHED:

@@ -1,5 +1,5 @@
-"""Preemption: which running jobs end an attempt so that another job can start. Used by the scheduler; a plan asks the
-jobs that can to save before.
+"""Preemption: which running jobs end an attempt so that another job can start, or to go back to spot
+(`core/disruption/spot_returns.py`). Used by the scheduler; a plan asks the jobs that can to save before.
 
 A project reclaims its nominal quota from projects of its cohort that borrow it. A job of higher priority takes the
 capacity of jobs of lower priority only where buying is barred by a limit or by availability; otherwise nodes are

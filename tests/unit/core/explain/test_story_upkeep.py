@@ -117,7 +117,7 @@ def test_a_request_to_save_before_a_preemption_is_explained() -> None:
         *job("mine", gpus=8, project_id="b"),
     )
     lines = why_job(record(history(story, policy(quotas=quotas))), "train")
-    parts = ("Ask job train to save by 2026-11-21 13:02:00 UTC, before it is preempted.", "for job mine")
+    parts = ("Ask job train to save by 2026-11-21 13:02:00 UTC, before its attempt ends.", "for job mine")
     assert any(all(part in line for part in parts) for line in lines), lines
 
 
