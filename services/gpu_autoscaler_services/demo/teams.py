@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -149,7 +149,13 @@ def _broken_preemptions(record: Record, specs: Mapping[JobId, JobSpec]) -> Itera
                     yield f"job {job_id} was preempted for {reason.for_job} and never completed"
 
 
+# A pod that has just started may be unknown to the scheduler, and has nothing to lose. Source: our own.
+_STARTED_BEFORE = timedelta(seconds=30)
+
+
 def _is_unsaved(pods: Sequence[PodObserved], until: datetime) -> bool:
-    """Return whether a pod that saves on request had no save by then."""
-    saves = {pod.pod_uid: checkpointed_at(dict(pod.annotations)) for pod in pods if can_save(dict(pod.annotations))}
-    return any(at is None or at > until for at in saves.values())
+    """Return whether a pod that saves on request ran, and had no save by then."""
+    last = {pod.pod_uid: pod for pod in pods if can_save(dict(pod.annotations))}
+    ran = (pod for pod in last.values() if pod.started_at is not None and pod.started_at < until - _STARTED_BEFORE)
+    saves = [checkpointed_at(dict(pod.annotations)) for pod in ran]
+    return any(at is None or at > until for at in saves)

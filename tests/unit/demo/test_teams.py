@@ -64,10 +64,10 @@ def preempted(name: str, hours: float, *, retries: int = 0) -> JobPreempted:
     )  # fmt: skip
 
 
-def saved(name: str, at: str) -> PodObserved:
+def saved(name: str, at: str, *, started_hours: float = 0.0) -> PodObserved:
     """Its pod with a save at that time; empty: it can save."""
-    annotations = ((labels.CHECKPOINTED_AT, at),)
-    return msgspec.structs.replace(POD, job_id=JobId(name), annotations=annotations)
+    annotations, started_at = ((labels.CHECKPOINTED_AT, at),), WALL + timedelta(hours=started_hours)
+    return msgspec.structs.replace(POD, job_id=JobId(name), annotations=annotations, started_at=started_at)
 
 
 def finished(name: str, hours: float) -> JobFinished:
@@ -114,6 +114,7 @@ def test_teams_without_jobs_have_no_figures() -> None:
         ({}, ""),
         ({"preempted": None}, "cohort default used 4 GPUs after the placement of owned, but has 3"),
         ({"saved": saved("borrows", "")}, "before it had saved"),
+        ({"saved": saved("borrows", "", started_hours=0.995)}, ""),
         ({"preempted": preempted("borrows", 1.0, retries=1)}, "lost a retry"),
         ({"owned_placed": None}, "in vain: owned never started"),
         ({"borrows_finished": None}, "never completed"),

@@ -6,7 +6,7 @@ spot nodes for it; once they are ready it asks all its pods to save, and the sch
 places it again (`core/queueing/preemption.py`). What protects such work elsewhere is a price here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from gpu_autoscaler.core.disruption.replacement import leaves_for_risky_spot
 from gpu_autoscaler.core.draft import SAVE_PREFIX, Draft, Preemption, Purchase, save_key
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.next_change import has_lasted, note_always
-from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Selected, bin_key
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Table, bin_key
 from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.placement.shapes import BinReadiness
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
@@ -29,7 +29,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.cooldown import rebuy_cooldown, recently_removed_types
 from gpu_autoscaler.core.provisioning.spot_waits import is_spot_excluded
 from gpu_autoscaler.core.state.freshness import stale_watch
-from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, is_waiting
+from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, is_waiting, job_pods
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId
@@ -61,7 +61,40 @@ class _OnDemand(NamedTuple):
         return sum(view.price_micro_usd_per_hour or 0 for view in self.nodes)
 
 
-_ON_DEMAND = Selected(lambda view: view.capacity_type is CapacityType.ON_DEMAND and view.empty_since is None)
+class _WithJobs(NamedTuple):
+    """An on-demand node and the jobs on it."""
+
+    view: NodeView
+    job_ids: frozenset[JobId]
+
+    @classmethod
+    def of(cls, views: Iterable[NodeView], nodes: NodeIndex) -> "dict[str, _WithJobs]":
+        """Return those of the views that have jobs, by name."""
+        found: dict[str, _WithJobs] = {}
+        for view in views:
+            if view.capacity_type is CapacityType.ON_DEMAND and view.empty_since is None:
+                pods = nodes.pods.get(view.name, ())
+                if job_ids := frozenset(pod.job_id for pod in pods if pod.job_id is not None):
+                    found[view.name] = cls(view, job_ids)
+        return found
+
+
+class _OnDemandNodes(Table[Mapping[str, _WithJobs]]):
+    """The on-demand nodes that have jobs, by name."""
+
+    def build(self, nodes: NodeIndex) -> Mapping[str, _WithJobs]:
+        """Look at all nodes."""
+        return _WithJobs.of(nodes, nodes)
+
+    def update(
+        self, table: Mapping[str, _WithJobs], removed: Sequence[NodeView], added: Sequence[NodeView], nodes: NodeIndex
+    ) -> Mapping[str, _WithJobs]:
+        """Replace the changed nodes."""
+        new, out = _WithJobs.of(added, nodes), {view.name for view in removed} & table.keys()
+        return table if not new and not out else {name: table[name] for name in table.keys() - out} | new
+
+
+_ON_DEMAND = _OnDemandNodes()
 
 
 def return_to_spot(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
@@ -112,20 +145,17 @@ def _jobs_on_demand(
 ) -> list[_OnDemand]:
     """Return the jobs that may go back to spot, those on the most expensive nodes first. `is_asked`: only those that
     plans have asked to save."""
-    views = nodes.table(_ON_DEMAND)
-    job_ids = {pod.job_id for view in views for pod in nodes.pods.get(view.name, ()) if pod.job_id is not None}
-    named = [
-        (job_id, job)
-        for job_id in sorted(job_ids)
+    views_of: dict[JobId, list[NodeView]] = {}
+    for entry in nodes.table(_ON_DEMAND).values():
+        for job_id in entry.job_ids:
+            views_of.setdefault(job_id, []).append(entry.view)
+    found = [
+        _job_on_demand(job, sorted(views, key=lambda view: view.name), nodes, state, policy, as_of)
+        for job_id, views in sorted(views_of.items())
         if (job := state.jobs.get(job_id)) is not None
         and _is_protected(job, policy)
         and _is_in_time(job_id, job, state, policy, as_of, is_asked=is_asked)
     ]
-    if not named:
-        return []
-    pods_of = _pods_of({job_id for job_id, _ in named}, state)
-    on_demand = {view.name: view for view in views}
-    found = (_job_on_demand(job, pods_of[job_id], on_demand, nodes, state, policy, as_of) for job_id, job in named)
     return sorted((job for job in found if job is not None), key=lambda job: -job.micro_usd_per_hour)
 
 
@@ -151,35 +181,30 @@ def _is_in_time(
     return not has_lasted(known.decided_at, seconds, as_of)
 
 
-def _pods_of(job_ids: set[JobId], state: ClusterState) -> Mapping[JobId, tuple[PodObserved, ...]]:
-    pods: dict[JobId, list[PodObserved]] = {job_id: [] for job_id in job_ids}
-    for pod in state.pods.values():
-        if pod.job_id in pods and not is_finished(pod):
-            pods[pod.job_id].append(pod)
-    return {job_id: tuple(sorted(of_job, key=lambda pod: pod.pod_uid)) for job_id, of_job in pods.items()}
-
-
 def _job_on_demand(
     job: JobRecord,
-    pods: tuple[PodObserved, ...],
-    on_demand: Mapping[str, NodeView],
+    views: Sequence[NodeView],
     nodes: NodeIndex,
     state: ClusterState,
     policy: ScalingPolicy,
     as_of: datetime,
 ) -> _OnDemand | None:
-    """Return the job if all its pods may be ended after a save, and its nodes have been there for long enough."""
+    """Return the job if all its pods may be ended after a save, and its nodes have been there for long enough. `views`:
+    its on-demand nodes, by name."""
     if job.queued is None or is_spot_excluded(job, policy, as_of):
         return None
-    moving = tuple(pod for pod in pods if pod.node_name in on_demand)
-    views = [on_demand[name] for name in sorted({pod.node_name for pod in moving if pod.node_name is not None})]
-    own = [view for view in views if _is_left_empty(view, job.queued.job_id, nodes)]
-    least_seconds = policy.spot.return_to_spot_seconds_min
+    spec, least_seconds = job.queued.spec, policy.spot.return_to_spot_seconds_min
+    own = tuple(view for view in views if _is_left_empty(view, spec.job_id, nodes))
     is_old = all(view.usable_since and has_lasted(view.usable_since, least_seconds, as_of) for view in views)
-    is_there = all(view.is_usable and view.drain is None and view.notice is None for view in views)
-    if not own or not is_old or not is_there or not all(_may_end(pod, job, state, policy, as_of) for pod in pods):
+    if not own or not is_old or not all(view.is_usable and not view.is_leaving and not view.notice for view in views):
         return None
-    return _OnDemand(job, job.queued.spec, pods, moving, tuple(own))
+    on_nodes = (pod for view in views for pod in nodes.pods.get(view.name, ()) if pod.job_id == spec.job_id)
+    moving = tuple(sorted(on_nodes, key=lambda pod: pod.pod_uid))
+    if not all(_may_end(pod, job, state, policy, as_of) for pod in moving):  # most save nothing: no pod is looked up
+        return None
+    pods = tuple(pod for pod in job_pods(state, spec.job_id) if not is_finished(pod))
+    is_whole = all(_may_end(pod, job, state, policy, as_of) for pod in pods)
+    return _OnDemand(job, spec, pods, moving, own) if is_whole else None
 
 
 def _is_left_empty(view: NodeView, job_id: JobId, nodes: NodeIndex) -> bool:
