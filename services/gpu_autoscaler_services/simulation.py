@@ -6,7 +6,7 @@ The simulator imports no service; ROLES is passed to it.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from gpu_autoscaler.core.disruption.spot_returns import is_one_asked
+from gpu_autoscaler.core.disruption.spot_returns import is_save_requested
 from gpu_autoscaler.core.identity_cache import RecentValues, cached_by_identity
 from gpu_autoscaler.core.limits.spend import SpendUse, counted_at
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -139,14 +139,14 @@ def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hash
 
 
 def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
-    """Return the inputs of the scheduler's tick: job budgets that are spent, and capacity while jobs are queued or one
-    goes back to spot; losses are looked up outside, and estimates are scored at once.
+    """Return the inputs of the scheduler's tick: job budgets that are spent, and capacity while jobs are queued; losses
+    are looked up outside, estimates are scored at once, and a job that is asked to save ends by what many facts tell.
     """
     waiting_for = _waiting_for(view.state.jobs, view.state.pods, view.state.pods_gone, policy)
-    if waiting_for in ("loss", "score"):
+    if waiting_for in ("loss", "score") or is_save_requested(view.state, policy):
         return object()  # never equal
     spent = _spent(view.state, counted_at(now))
-    if waiting_for != "capacity" and not is_one_asked(view.state, policy):
+    if waiting_for != "capacity":
         return (spent, waiting_for)
     is_planned = policy.quotas.is_priority_preemption_on  # a plan tells where buying is barred
     return (spent, (plan_inputs if is_planned else queue_inputs)(view, policy, now))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.check.quota_rules import lost_placements
+from gpu_autoscaler.core.check.quota_rules import FOR_ANOTHER, lost_placements
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
@@ -18,7 +18,6 @@ from gpu_autoscaler.model.reasons.preempt import MovedToSpot, PriorityPreempted,
 
 _NEXT_MIN = timedelta(minutes=5)  # a job keeps its turn that long
 _FINISHED = ("succeeded", "failed")  # phases of pods
-_FOR_ANOTHER = (QuotaReclaimed, PriorityPreempted)
 
 
 def unjustified_preemption(
@@ -86,7 +85,7 @@ def _has_quota(job: JobRecord, lost: Collection[JobId]) -> bool:
     if job.queued is None or job.finished is not None or (job.placed is None and job.queued.job_id not in lost):
         return False
     last, attempt = job.preempted, 0 if job.placed is None else job.placed.attempt
-    return last is None or not isinstance(last.preemption, _FOR_ANOTHER) or last.attempt < attempt
+    return last is None or not isinstance(last.preemption, FOR_ANOTHER) or last.attempt < attempt
 
 
 def _borrows_nothing(

@@ -13,7 +13,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
 
-_FOR_ANOTHER = (QuotaReclaimed, PriorityPreempted)  # ends that give up the quota of a job
+FOR_ANOTHER = (QuotaReclaimed, PriorityPreempted)  # ends that give up the quota of a job
 
 _EPOCH, _PART = datetime(1970, 1, 1, tzinfo=UTC), timedelta(hours=6)  # of `ClusterState.gpu_time`
 
@@ -84,7 +84,7 @@ def _kept_spec(job: JobRecord, lost: Collection[JobId], *, has_pods: bool) -> Jo
     if job.placed is None and job.queued.job_id not in lost:
         return None
     last, attempt = job.preempted, 0 if job.placed is None else job.placed.attempt
-    is_out = last is not None and last.attempt >= attempt and isinstance(last.preemption, _FOR_ANOTHER)
+    is_out = last is not None and last.attempt >= attempt and isinstance(last.preemption, FOR_ANOTHER)
     return None if is_out and job.cancel_requested is None and not has_pods else job.queued.spec
 
 

@@ -31,6 +31,7 @@ from gpu_autoscaler.core.state.ledger import period_end, period_start
 from gpu_autoscaler.core.state.queries import (
     is_ended_whole,
     is_finished,
+    is_moving,
     is_preempted,
     is_preempted_for_another,
     is_waiting,
@@ -172,7 +173,8 @@ class _Grants:
             if reason is None:
                 self._resource_quotas.take(spec, item.member_count)
             return reason
-        if item.strict_queue in self._closed:
+        is_ending = is_moving(record) and remaining_count(self._state, spec.job_id)
+        if item.strict_queue in self._closed or is_ending:  # the pods of a job that moves hold what it takes again
             return None
         needs_quota = not holds_quota(self._state, record)
         is_coming = spec.job_id in self._coming
@@ -182,7 +184,7 @@ class _Grants:
         # Then: what a ResourceQuota refuses reclaims no quota, and keeps none from others.
         if outcome is None and needs_quota:
             outcome = self._quota_reason(record, spec)
-        elif outcome is None and is_preempted_for_another(record):  # one that moves keeps its place meanwhile
+        elif outcome is None:
             outcome = ending_victim(self._state, record, self._policy)
         if outcome is not None:
             self._held[spec.job_id] = outcome

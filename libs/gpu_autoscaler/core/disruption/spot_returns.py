@@ -1,12 +1,12 @@
-"""Step `return_to_spot`: whole jobs go back to spot that no drain moves, as they run on several nodes, have high
-priority or few retries left.
+"""Step `return_to_spot`: jobs that no drain moves go back to spot as a whole: jobs on several nodes, of high priority,
+or with few retries left.
 
-Such a job was bought on-demand in a shortage, which passes in minutes, and would stay there for hours. The plan buys
-spot nodes for it; once they are ready it asks all its pods to save, and the scheduler ends the attempt as one and
-places it again (`core/queueing/preemption.py`). What protects such work elsewhere is a price here.
+On-demand nodes were bought for such a job in a shortage, which passes in minutes, and it would stay there for hours.
+The plan buys spot nodes for it. Once they are ready, it asks all pods of the job to save; then the scheduler ends the
+attempt and places the job again (`core/queueing/preemption.py`). The move is decided by its cost.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -19,17 +19,17 @@ from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk, reas
 from gpu_autoscaler.core.disruption.protection import can_save, pod_mark
 from gpu_autoscaler.core.disruption.replacement import leaves_for_risky_spot
 from gpu_autoscaler.core.draft import SAVE_PREFIX, Draft, Preemption, Purchase, save_key
+from gpu_autoscaler.core.intake.directives import active_directives
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.next_change import has_lasted, note_always
-from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Table, bin_key
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Selected, Table, bin_key
 from gpu_autoscaler.core.placement.engine import FreeCapacity
-from gpu_autoscaler.core.placement.shapes import BinReadiness
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.cooldown import rebuy_cooldown, recently_removed_types
 from gpu_autoscaler.core.provisioning.spot_waits import is_spot_excluded
 from gpu_autoscaler.core.state.freshness import stale_watch
-from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, is_waiting, job_pods
+from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId
@@ -42,7 +42,8 @@ _HOUR_SECONDS = 3600.0
 _RESTART_SECONDS = 120.0
 # From the end of the time to save until the scheduler has ended the attempt. Source: our own.
 _END_SECONDS_MAX = 60.0
-# Saving over cost for which a move begins; it ends where they are equal, so that nobody saves in vain. Source: our own.
+# Least ratio of saving and cost for which a job is asked to save. Once it has saved it moves if the saving exceeds the
+# cost, so that a prediction that shrinks meanwhile wastes no save. Source: our own.
 _WORTH_RATIO_MIN = 1.5
 _TRIES_COUNT_MAX = 4  # jobs that are priced in one plan; bounds its time
 
@@ -62,25 +63,25 @@ class _OnDemand(NamedTuple):
 
 
 class _WithJobs(NamedTuple):
-    """An on-demand node and the jobs on it."""
+    """An on-demand node and the jobs with pods on it that save on request."""
 
     view: NodeView
     job_ids: frozenset[JobId]
 
     @classmethod
     def of(cls, views: Iterable[NodeView], nodes: NodeIndex) -> "dict[str, _WithJobs]":
-        """Return those of the views that have jobs, by name."""
+        """Return those of the views that have such jobs, by name."""
         found: dict[str, _WithJobs] = {}
         for view in views:
             if view.capacity_type is CapacityType.ON_DEMAND and view.empty_since is None:
-                pods = nodes.pods.get(view.name, ())
-                if job_ids := frozenset(pod.job_id for pod in pods if pod.job_id is not None):
+                saving = (pod for pod in nodes.pods.get(view.name, ()) if can_save(dict(pod.annotations)))
+                if job_ids := frozenset(pod.job_id for pod in saving if pod.job_id is not None):
                     found[view.name] = cls(view, job_ids)
         return found
 
 
 class _OnDemandNodes(Table[Mapping[str, _WithJobs]]):
-    """The on-demand nodes that have jobs, by name."""
+    """The on-demand nodes that have such jobs, by name."""
 
     def build(self, nodes: NodeIndex) -> Mapping[str, _WithJobs]:
         """Look at all nodes."""
@@ -95,6 +96,14 @@ class _OnDemandNodes(Table[Mapping[str, _WithJobs]]):
 
 
 _ON_DEMAND = _OnDemandNodes()
+# Usable spot nodes, without those of ours whose price is unknown. Nodes of others are not billed to us.
+_SPOT = Selected(
+    lambda view: (
+        view.capacity_type is CapacityType.SPOT
+        and view.is_usable
+        and (view.price_micro_usd_per_hour is not None or not view.is_ours)
+    )
+)
 
 
 def return_to_spot(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
@@ -118,7 +127,7 @@ def return_to_spot(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> 
     return draft
 
 
-def is_one_asked(state: ClusterState, policy: ScalingPolicy) -> bool:
+def is_save_requested(state: ClusterState, policy: ScalingPolicy) -> bool:
     """True if a plan may have asked a job to save because it goes back to spot."""
     return policy.is_consolidation_on and any(key.startswith(SAVE_PREFIX) for key in state.upkeep)
 
@@ -127,7 +136,9 @@ def returning(
     free_capacity: FreeCapacity, nodes: NodeIndex, state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> Preemption | None:
     """Return the end of the attempt of a job that a plan has asked to save, and that fits on free spot nodes at a
-    saving which also pays for what it has not saved; None: there is none."""
+    saving which also pays for what it has not saved; None: there is none, or the cluster is frozen."""
+    if frozen_by(active_directives(state.directives, as_of), policy) is not None:
+        return None
     for job in _jobs_on_demand(nodes, state, policy, as_of, is_asked=True):
         mark = free_capacity.mark()
         found = _onto_free_spot(job, free_capacity, nodes, state, policy, as_of, is_asked=True)
@@ -149,14 +160,19 @@ def _jobs_on_demand(
     for entry in nodes.table(_ON_DEMAND).values():
         for job_id in entry.job_ids:
             views_of.setdefault(job_id, []).append(entry.view)
-    found = [
-        _job_on_demand(job, sorted(views, key=lambda view: view.name), nodes, state, policy, as_of)
-        for job_id, views in sorted(views_of.items())
+    found = {
+        job_id: job
+        for job_id in sorted(views_of)
         if (job := state.jobs.get(job_id)) is not None
         and _is_protected(job, policy)
         and _is_in_time(job_id, job, state, policy, as_of, is_asked=is_asked)
-    ]
-    return sorted((job for job in found if job is not None), key=lambda job: -job.micro_usd_per_hour)
+        and _may_be_left(views_of[job_id], policy, as_of)
+    }
+    pods_of = _pods_of(found, state)
+    whole = (
+        _whole(job, pods_of[job_id], views_of[job_id], nodes, state, policy, as_of) for job_id, job in found.items()
+    )
+    return sorted((job for job in whole if job is not None), key=lambda job: -job.micro_usd_per_hour)
 
 
 def _is_protected(job: JobRecord, policy: ScalingPolicy) -> bool:
@@ -181,30 +197,47 @@ def _is_in_time(
     return not has_lasted(known.decided_at, seconds, as_of)
 
 
-def _job_on_demand(
+def _may_be_left(views: Iterable[NodeView], policy: ScalingPolicy, as_of: datetime) -> bool:
+    """True if these on-demand nodes have been usable for long enough, and none of them leaves."""
+    least_seconds = policy.spot.return_to_spot_seconds_min
+    return all(
+        view.is_usable
+        and not view.is_leaving
+        and view.notice is None
+        and view.usable_since is not None
+        and has_lasted(view.usable_since, least_seconds, as_of)
+        for view in views
+    )
+
+
+def _pods_of(job_ids: Collection[JobId], state: ClusterState) -> Mapping[JobId, tuple[PodObserved, ...]]:
+    """Return the unfinished pods of these jobs, by uid, in one pass over all pods."""
+    pods: dict[JobId, list[PodObserved]] = {job_id: [] for job_id in job_ids}
+    for pod in state.pods.values() if pods else ():
+        if pod.job_id in pods and not is_finished(pod):
+            pods[pod.job_id].append(pod)
+    return {job_id: tuple(sorted(of_job, key=lambda pod: pod.pod_uid)) for job_id, of_job in pods.items()}
+
+
+def _whole(
     job: JobRecord,
-    views: Sequence[NodeView],
+    pods: tuple[PodObserved, ...],
+    views: Iterable[NodeView],
     nodes: NodeIndex,
     state: ClusterState,
     policy: ScalingPolicy,
     as_of: datetime,
 ) -> _OnDemand | None:
-    """Return the job if all its pods may be ended after a save, and its nodes have been there for long enough. `views`:
-    its on-demand nodes, by name."""
+    """Return the job if all its pods may be ended after a save, and a node is left empty. `views`: its on-demand
+    nodes."""
     if job.queued is None or is_spot_excluded(job, policy, as_of):
         return None
-    spec, least_seconds = job.queued.spec, policy.spot.return_to_spot_seconds_min
-    own = tuple(view for view in views if _is_left_empty(view, spec.job_id, nodes))
-    is_old = all(view.usable_since and has_lasted(view.usable_since, least_seconds, as_of) for view in views)
-    if not own or not is_old or not all(view.is_usable and not view.is_leaving and not view.notice for view in views):
+    spec, names = job.queued.spec, {view.name for view in views}
+    own = sorted((view for view in views if _is_left_empty(view, spec.job_id, nodes)), key=lambda view: view.name)
+    if not own or not all(_may_end(pod, job, state, policy, as_of) for pod in pods):
         return None
-    on_nodes = (pod for view in views for pod in nodes.pods.get(view.name, ()) if pod.job_id == spec.job_id)
-    moving = tuple(sorted(on_nodes, key=lambda pod: pod.pod_uid))
-    if not all(_may_end(pod, job, state, policy, as_of) for pod in moving):  # most save nothing: no pod is looked up
-        return None
-    pods = tuple(pod for pod in job_pods(state, spec.job_id) if not is_finished(pod))
-    is_whole = all(_may_end(pod, job, state, policy, as_of) for pod in pods)
-    return _OnDemand(job, spec, pods, moving, own) if is_whole else None
+    moving = tuple(pod for pod in pods if pod.node_name in names)
+    return _OnDemand(job, spec, pods, moving, tuple(own))
 
 
 def _is_left_empty(view: NodeView, job_id: JobId, nodes: NodeIndex) -> bool:
@@ -238,18 +271,15 @@ def _onto_free_spot(
 ) -> tuple[Preemption, tuple[str, ...]] | None:
     """Place the members on spot nodes that are ready, the fullest first; return the end of the attempt and the keys of
     the bins. None: they do not fit, or the saving is too small; the caller rolls back."""
-    gpu_count = job.spec.member_resources.gpu_count
+    gpu_count, views = job.spec.member_resources.gpu_count, {bin_key(view): view for view in nodes.table(_SPOT)}
     spot = sorted(
         (free_count, entry.key)
         for entry, free_count in free_capacity.with_free_gpus()
-        if entry.capacity_type is CapacityType.SPOT
-        and entry.readiness is BinReadiness.READY
-        and free_count >= gpu_count
+        if entry.key in views and free_count >= gpu_count
     )
     keys = free_capacity.place_on([key for _, key in spot], job_shape(job.spec), len(job.moving)) if spot else ()
     if len(keys) < len(job.moving):
         return None
-    views = {bin_key(view): view for view in nodes}
     after = sum(
         gpu_count * ((views[key].price_micro_usd_per_hour or 0) + policy.node_overhead_micro_usd_per_hour)
         / max(1, views[key].allocatable.gpu_count)
@@ -305,8 +335,9 @@ def _worth(
 ) -> MovedToSpot | None:
     """Return what the move saves and costs; None: too little. `after`: micro-dollars an hour of the new nodes.
 
-    They are idle while they boot and the job saves, the old ones until they leave; the job waits for its restart, more
-    expensive with a higher priority. What is not saved since the last save is lost, unless it is about to be asked.
+    They are idle while they boot and the job saves, the old ones until they leave. The job waits for its restart, which
+    counts in proportion to its priority above medium. What is not saved since the last save is lost, unless the job is
+    about to be asked.
     """
     note_always(as_of)  # what remains, and what is not saved, moves on
     overhead = policy.node_overhead_micro_usd_per_hour

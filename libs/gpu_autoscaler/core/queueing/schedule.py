@@ -67,8 +67,8 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     schedule. Nothing starts while lists of pods or nodes are stale."""
     queued = ordered_queue(state, policy, as_of)
     waiting = {job.queued.job_id: job for job in queued if job.queued is not None}
-    is_one_asked = spot_returns.is_one_asked(state, policy)
-    if not waiting and not is_one_asked:
+    is_save_requested = spot_returns.is_save_requested(state, policy)
+    if not waiting and not is_save_requested:
         return Schedule()
     stale = stale_watch(state, policy, as_of)
     if stale is not None:
@@ -92,7 +92,7 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
             placements.append(_placement(job_id, job, outcome, retries_used(state, job), used))
         elif outcome is not None:
             deferred.append(_deferred(job_id, outcome))
-    returning = serving.returning() if is_one_asked else None
+    returning = serving.returning() if is_save_requested else None
     return Schedule(
         placements=tuple(placements), deferred=tuple(deferred), granted=serving.granted, returning=returning
     )

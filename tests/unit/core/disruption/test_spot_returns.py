@@ -20,6 +20,7 @@ from tests.support.stories import (
     on_sale,
     pod,
     policy,
+    quota,
 )
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -30,8 +31,10 @@ from gpu_autoscaler.core.queueing.preemption import is_saving, preemptions
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState, UpkeepRecord
 from gpu_autoscaler.events.job import JobPreempted
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import Plan, RequestPreemptionCheckpoint, Upkeep
+from gpu_autoscaler.model.directives import Freeze
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes
@@ -227,6 +230,29 @@ def test_the_free_nodes_are_kept_for_a_limited_time() -> None:
     assert schedule(state, policy(), late).returning is None
 
 
+def freeze() -> Story:
+    """A directive that freezes the cluster."""
+    fact = PolicyDirectiveGiven(
+        directive=Freeze(), given_by="ops", reason="looking", given_at=SAVED, until=LATER + HOUR
+    )
+    return (TimedFact(fact, SAVED),)
+
+
+def test_no_attempt_ends_under_a_freeze() -> None:
+    """Of the policy, or a directive that came after the request to save."""
+    state = _asked(given(BRIDGE, FREE, gang("n1", "n2"), SALE, freeze(), as_of=LATER))
+    assert schedule(state, policy(), LATER).returning is None
+    state = _asked(given(BRIDGE, FREE, gang("n1", "n2"), SALE, as_of=LATER))
+    assert schedule(state, policy(is_frozen=True), LATER).returning is None
+    assert schedule(state, policy(), LATER).returning is not None
+
+
+def test_a_spot_node_of_unknown_price_is_no_place_to_save_money() -> None:
+    """Unknown is not free."""
+    unknown = [node(name, offer(usd_per_hour=None), at=SAVED) for name in ("s1", "s2")]
+    assert asked(planned(BRIDGE, *unknown, gang("n1", "n2"), SALE)) == []
+
+
 def test_all_pods_save_before_the_attempt_ends() -> None:
     """One that has not answered is waited for."""
     requested = request_annotations(SAVED - SECOND, SAVED + MINUTE)
@@ -242,7 +268,7 @@ def test_all_pods_save_before_the_attempt_ends() -> None:
 
 
 def test_work_that_was_not_saved_lately_counts_as_lost() -> None:
-    """A quarter of an hour of both nodes: more than the hour of saving that is left is worth."""
+    """The last save was half an hour ago: what both nodes have done since costs more than the move saves."""
     assert len(ended(BRIDGE, FREE, gang("n1", "n2", expected_duration_seconds=2700.0), SALE)) == 1
     assert ended(BRIDGE, FREE, gang("n1", "n2", expected_duration_seconds=2700.0, saved_at=T0), SALE) == ()
 
@@ -280,6 +306,18 @@ def test_the_job_keeps_its_places_on_spot_until_its_pods_have_ended() -> None:
     gone = msgspec.structs.replace(ending, pods={})
     placed = {str(each.job_id): each.node_names for each in schedule(gone, policy(), LATER).placements}
     assert sorted(placed["train"]) == ["s1", "s2"]
+
+
+def test_the_job_keeps_its_places_where_its_own_pods_fill_a_resource_quota() -> None:
+    """They free it as they end: that quota holds nobody else's places."""
+    other = job("other", at=LATER, priority=400, namespace="elsewhere")
+    full = quota("gpus", {"requests.nvidia.com/gpu": 16}, {"requests.nvidia.com/gpu": 16}, namespace="default")
+    own = gang("n1", "n2", namespace="default")
+    ending = given(BRIDGE, FREE, own, moved(LATER), other, full, SALE, as_of=LATER)
+
+    made = schedule(ending, policy(), LATER)
+    assert made.placements == ()
+    assert isinstance({entry.subject: entry.reason for entry in made.deferred}["job/train"], PreemptedForJob)
 
 
 # ---- the plan check
