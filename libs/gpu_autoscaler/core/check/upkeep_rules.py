@@ -274,8 +274,9 @@ def _is_not_due(
         return "the policy asks no job"
     if job is None or job.queued is None or job.placed is None or job.finished is not None:
         return "no such running job is known"
-    if job.preempted is not None and job.preempted.attempt >= job.placed.attempt:
-        return "its attempt has ended"
+    ended = job.preempted
+    if ended is not None and ended.preemption is not None and ended.attempt >= job.placed.attempt:
+        return "its attempt was ended as a whole"
     pods = [
         pod
         for pod in state.pods.values()

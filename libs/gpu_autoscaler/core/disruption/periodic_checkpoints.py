@@ -15,7 +15,7 @@ from gpu_autoscaler.core.policy.disruption_settings import CheckpointsPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.interruption_history import capacity_pool_of, interruption_seconds
 from gpu_autoscaler.core.state.lineage import Derivation, part_of
-from gpu_autoscaler.core.state.queries import is_waiting
+from gpu_autoscaler.core.state.queries import is_ended_whole
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import RequestJobCheckpoint, upkeep_key
@@ -68,8 +68,8 @@ def _due(
     as_of: datetime,
 ) -> DueCheckpoint | None:
     """Return the job if it is due; None also for a job that saves by no request and did not ask for an interval."""
-    if job.queued is None or job.placed is None or job.finished or job.cancel_requested or is_waiting(job):
-        return None
+    if job.queued is None or job.placed is None or job.finished or job.cancel_requested or is_ended_whole(job):
+        return None  # where a pod was lost, the others work on while the job waits for a place for it
     setting = job.queued.spec.checkpoint_interval_seconds
     if setting == 0.0 or (setting is None and not pods):
         return None

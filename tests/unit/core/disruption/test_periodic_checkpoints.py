@@ -15,11 +15,13 @@ from gpu_autoscaler.core.next_change import TrackedInstant
 from gpu_autoscaler.core.policy.disruption_settings import CheckpointsPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState, SpotTerminations
+from gpu_autoscaler.events.job import JobPreempted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Plan, RequestJobCheckpoint
-from gpu_autoscaler.model.ids import PlanId
+from gpu_autoscaler.model.ids import JobId, PlanId
 from gpu_autoscaler.model.labels import CHECKPOINTED_AT
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.preempt import PriorityPreempted
 
 NOW = T0 + HOUR
 SPOT = offer(capacity_type=CapacityType.SPOT)
@@ -75,6 +77,26 @@ def test_a_job_is_asked_an_interval_after_its_last_save(*, saves: list[dict[str,
     made = requests(given(node("n1"), training("train", "n1", *saves), as_of=NOW))
     assert asked(made) == ([("train", 900.0)] if is_asked else [])
     assert deferred(made) == []
+
+
+@pytest.mark.parametrize(
+    ("ended_for", "is_asked"),
+    [
+        (None, True),
+        (PriorityPreempted(for_job=JobId("other"), for_priority=1000, priority=500, barred_by="gpus_limit"), False),
+    ],
+    ids=["one pod was lost", "ended as a whole"],
+)
+def test_the_pods_that_stay_of_an_ended_attempt_are_asked(
+    ended_for: PriorityPreempted | None, *, is_asked: bool
+) -> None:
+    """They work on while the job waits for a place for the one that was lost. The Job of an attempt that was ended as a
+    whole is suspended: its pods end."""
+    lost = JobPreempted(
+        job_id=JobId("train"), attempt=1, cause="a pod was lost", preempted_at=NOW - 20 * MINUTE, preemption=ended_for
+    )
+    state = given(node("n1"), training("train", "n1", saved()), (TimedFact(lost, lost.preempted_at),), as_of=NOW)
+    assert asked(requests(state)) == ([("train", 900.0)] if is_asked else [])
 
 
 @pytest.mark.parametrize(
