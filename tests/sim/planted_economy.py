@@ -14,9 +14,47 @@ _CHECK = "tests/unit/core/check/test_plan_check.py"
 _WAITS = "tests/unit/core/provisioning/test_spot_waits.py"
 _KEEP = "tests/unit/core/provisioning/test_keep_or_buy.py"
 _RETURNS = "tests/unit/core/disruption/test_spot_returns.py"
+_MOVES = "tests/unit/core/disruption/test_replacement.py"
+_ONTO_SPOT = "tests/unit/core/disruption/test_replacement_spot.py"
+_SAVES = "tests/unit/core/disruption/test_periodic_checkpoints.py"
 
 # By the test that finds it.
 ECONOMY: Mapping[str, Planted] = {
+    f"{_ONTO_SPOT}::test_a_full_stand_in_for_spot_stays_without_good_spot": Planted(
+        "well used nodes are merged onto free on-demand capacity",
+        6,
+        f"{_CORE}/disruption/replacement.py",
+        "    return is_cheaper and stands_in_for_spot(group[0], draft, state)\n",
+        "    return True\n",
+    ),
+    f"{_ONTO_SPOT}::test_free_spot_that_stays_for_the_work_alone_must_be_cheaper": Planted(
+        "free nodes that take work cost nothing",
+        6,
+        f"{_CORE}/disruption/move_price.py",
+        "            total += self._hourly(view) * self._seconds(pod) / jobs_count[key]\n",
+        "",
+    ),
+    f"{_MOVES}::test_work_that_ends_soon_is_not_moved[5.3-False]": Planted(
+        "work is moved just before it ends",
+        6,
+        f"{_CORE}/disruption/move_price.py",
+        "        return longest if expected is None else min(longest, expected.mean_seconds)\n",
+        "        return longest\n",
+    ),
+    f"{_MOVES}::test_paid_reservations_are_used_and_not_left": Planted(
+        "work leaves a paid reservation for something cheaper",
+        6,
+        f"{_CORE}/disruption/move_price.py",
+        "    return 0 if capacity_type is CapacityType.RESERVED else micro_usd_per_hour\n",
+        "    return micro_usd_per_hour\n",
+    ),
+    f"{_SAVES}::test_the_pods_that_stay_of_an_ended_attempt_are_asked[one pod was lost]": Planted(
+        "pods that stay when a job lost one are not asked to save",
+        6,
+        f"{_CORE}/disruption/periodic_checkpoints.py",
+        "or job.cancel_requested or is_ended_whole(job):",
+        "or job.cancel_requested or job.preempted:",
+    ),
     f"{_RETURNS}::test_free_spot_for_a_part_of_the_gang_is_not_enough": Planted(
         "a gang goes back to spot that has room for a part of it",
         6,

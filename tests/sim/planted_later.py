@@ -177,7 +177,7 @@ _DISRUPTION = (
         "a node is drained before its replacement is ready",
         3,
         f"{_CORE}/disruption/drift.py",
-        "    if not relocation.unplaced and not relocation.coming:\n",
+        "    if relocation.fits:\n",
         "    if True:\n",
         profile="policy edits",
         hours=1.0,

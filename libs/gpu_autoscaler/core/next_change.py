@@ -95,6 +95,12 @@ def note_whole(as_of: datetime, seconds: int) -> None:
         as_of.note(datetime.fromtimestamp((number + 1) * seconds, UTC))
 
 
+def start_of_span(as_of: datetime, seconds: int) -> datetime:
+    """Return the start of the present span of this many seconds since 1970, and note its end."""
+    note_whole(as_of, seconds)
+    return datetime.fromtimestamp(int(as_of.timestamp()) // seconds * seconds, UTC)
+
+
 def has_lasted(since: datetime, seconds: float, as_of: datetime) -> bool:
     """True from this many seconds after `since` on."""
     elapsed = (as_of - since).total_seconds()

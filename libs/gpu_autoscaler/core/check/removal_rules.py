@@ -24,6 +24,7 @@ from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan
 from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.jobs import OWNERS_TO_COMPLETION
+from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes, UtilizationHigh
 from gpu_autoscaler.model.reasons.drain import (
     AboveOverride,
@@ -90,7 +91,8 @@ def replacement_violations(plan: Plan, state: ClusterState, policy: ScalingPolic
         reason = decision.reason
         if isinstance(reason, ReplacesNodes) and reason.cause == "underused":
             buys[reason.node_uids].append(decision)
-            spent[reason.node_uids] += (decision.offer.price_micro_usd_per_hour or 0) + overhead
+            is_paid = decision.offer.capacity_type is CapacityType.RESERVED  # with or without the node
+            spent[reason.node_uids] += overhead + (0 if is_paid else decision.offer.price_micro_usd_per_hour or 0)
     for node_uids, price in spent.items():
         instances = [state.nodes[uid].provider_id for uid in node_uids if uid in state.nodes]
         known = [prices.get(instance) for instance in instances if instance is not None]
@@ -315,6 +317,7 @@ def removal_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -
         else:
             yield from forced_drain_violations(drain, state, policy, plan.as_of)
         yield from _unplaced_pods(drain, drains, views, pods)
+        yield from _merged_violations(drain, state, policy, views, pods)
     yield from _broken_budgets([drain for drain in chosen if drain.is_voluntary], state, pods)
     yield from _count_violations(chosen, plan, state, policy, views)
     yield from health_violations(chosen, state, policy, plan.as_of)
@@ -462,6 +465,33 @@ def _unplaced_pods(
     requested = sum((pod.requests for pod in moved), start=Resources())
     if not requested.fits_in(whole):
         yield Violation(f"node {drain.node_name} is drained by choice, but its pods do not all fit elsewhere", drain)
+
+
+def _merged_violations(
+    drain: DrainNode,
+    state: ClusterState,
+    policy: ScalingPolicy,
+    views: tuple[NodeView, ...],
+    pods: Mapping[str, list[PodObserved]],
+) -> Iterator[str]:
+    """Yield a node, much of which is requested, that leaves to save cost without a replacement or cheaper capacity."""
+    if not isinstance(drain.reason, NodeUnderused) or drain.reason.utilization_ratio is not None:
+        return
+    view = next((view for view in views if view.node_uid == drain.node_uid), None)
+    whole_count = 0 if view is None else view.allocatable.gpu_count
+    taken_count = sum(pod.requests.gpu_count for pod in pods.get(drain.node_name, ()))
+    if view is None or not whole_count or taken_count / whole_count <= policy.consolidation_requested_ratio_max:
+        return
+    bought = (order.decision.reason for order in state.orders.values() if order.decision is not None)
+    is_replaced = any(isinstance(reason, ReplacesNodes) and drain.node_uid in reason.node_uids for reason in bought)
+    is_cheaper = view.capacity_type is CapacityType.ON_DEMAND and any(
+        other.phase is NodePhase.READY and other.capacity_type is not CapacityType.ON_DEMAND for other in views
+    )
+    if not is_replaced and not is_cheaper:
+        yield Violation(
+            f"node {drain.node_name} leaves to save cost, though {taken_count} of its {whole_count} GPUs are requested",
+            drain,
+        )
 
 
 def _count_violations(

@@ -46,6 +46,12 @@ class Duration(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     source: Literal["request", "history"]
     samples_count: int  # completed jobs of the most similar group; 0: the request alone
 
+    @property
+    def mean_seconds(self) -> float:
+        """The expected value by Swanson's rule (A. Hurst, G. C. Brown, R. I. Swanson, "Swanson's 30-40-30 rule", 2000).
+        It exceeds the median: work may take very long, and not less than nothing."""
+        return 0.3 * self.low_seconds + 0.4 * self.median_seconds + 0.3 * self.high_seconds
+
     def sentence(self, *, from_now: bool = False) -> str:
         """Return where the prediction is from, and its range; `from_now`: it is what remains."""
         jobs = f"{counted(self.samples_count, 'completed job')} like it"

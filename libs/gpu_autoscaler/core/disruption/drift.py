@@ -325,7 +325,7 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
         return draft.deferring(_STEP, subject, reason)
     mark = draft.free_capacity.mark()
     relocation = repack.place_elsewhere((view,), pods, draft, state)
-    if not relocation.unplaced and not relocation.coming:
+    if relocation.fits:
         draft = draft.adding(removals=[_drain(due, draft, policy)])
         return msgspec.structs.replace(draft, claimed=draft.claimed | relocation.hosts)
     draft.free_capacity.rollback(mark)

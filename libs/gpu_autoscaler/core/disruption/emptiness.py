@@ -167,8 +167,10 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     little = underutilized(draft, state, policy)
     for view in sorted(_underused(draft, little, policy), key=lambda view: _cost_to_empty(view, draft, policy)):
         pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
-        reason = _blocker(view, RemovalCause.UNDERUSED, draft, state, policy) or repack.protected_pod(
-            pods, state, policy, draft.as_of
+        reason = (
+            _kept_as_paid(view, state, policy, draft.as_of)
+            or _blocker(view, RemovalCause.UNDERUSED, draft, state, policy)
+            or repack.protected_pod(pods, state, policy, draft.as_of)
         )
         saving_micro_usd_per_hour: int | None = None
         is_low = requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max
@@ -411,9 +413,8 @@ def _move_all(
     reason: defer.DeferReason | None = None
     if unplaced or relocation.coming:
         reason = defer.PodsFitNowhere.of(unplaced or (pod.pod_uid for pod in pods))
-    prices = [
-        host.price_micro_usd_per_hour for host in draft.views if host is view or bin_key(host) in relocation.hosts
-    ]
+    hosts = relocation.hosts
+    prices = [host.price_micro_usd_per_hour for host in draft.views if host is view or bin_key(host) in hosts]
     saving = view.price_micro_usd_per_hour
     is_direct = policy.utilization_trigger == "direct"
     if reason is None and not is_direct and (saving is None or None in prices):

@@ -37,9 +37,19 @@ from gpu_autoscaler.model.reasons.defer_limits import Cooldown
 class Relocation(NamedTuple):
     """Where a node's pods would move."""
 
-    hosts: frozenset[str]  # keys of usable bins that take pods
+    placed: tuple[tuple[PodObserved, str], ...]  # pods that usable bins take, with the keys of the bins
     coming: tuple[Bin, ...]  # bins on their way that take others
     unplaced: tuple[PodObserved, ...]  # no bin takes these
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Keys of the usable bins that take pods."""
+        return frozenset(key for _, key in self.placed)
+
+    @property
+    def fits(self) -> bool:
+        """True if usable bins take all pods."""
+        return not self.unplaced and not self.coming
 
 
 def moving_pods(view: NodeView, draft: Draft) -> tuple[PodObserved, ...]:
@@ -55,7 +65,7 @@ def place_elsewhere(
     free_capacity = draft.free_capacity
     for view in group:
         free_capacity.remove(bin_key(view))
-    hosts: set[str] = set()
+    there: list[tuple[PodObserved, str]] = []
     coming: list[Bin] = []
     unplaced: list[PodObserved] = []
     for pod in sorted(pods, key=lambda pod: (-pod.requests.gpu_count, -pod.requests.cpu_milli, pod.pod_uid)):
@@ -63,10 +73,10 @@ def place_elsewhere(
         if placed is None:
             unplaced.append(pod)
         elif free_capacity[placed[0]].readiness is BinReadiness.READY:
-            hosts.update(placed)
+            there.append((pod, placed[0]))
         else:
             coming.append(free_capacity[placed[0]])
-    return Relocation(frozenset(hosts), tuple(coming), tuple(unplaced))
+    return Relocation(tuple(there), tuple(coming), tuple(unplaced))
 
 
 def protected_node(view: NodeView, draft: Draft) -> NodeProtected | None:

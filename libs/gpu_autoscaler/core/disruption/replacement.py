@@ -1,23 +1,25 @@
 """Step `replace_expensive`: work moves from nodes to fewer or cheaper ones, once those are ready.
 
-Only if the saving over the policy's payback time exceeds the cost of the move. A node bought for its price stays for
-that time, so that price changes never move work back and forth.
+One search: the work of a node, or of several together, goes to nodes that are free, to new ones, or to both, and of the
+moves that pay for themselves within the policy's payback time the one is made that saves most for its price. A node
+bought for its price stays for that time, so that price changes never move work back and forth.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from gpu_autoscaler.core.demand.sources import job_spec, pod_shape
 from gpu_autoscaler.core.disruption import repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit, removals_left
-from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
+from gpu_autoscaler.core.disruption.move_price import HOUR_SECONDS, MovePricing, Price, unpaid
 from gpu_autoscaler.core.draft import Draft, Purchase
-from gpu_autoscaler.core.next_change import has_lasted, note_always, plain
+from gpu_autoscaler.core.next_change import has_lasted, plain
 from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Table, bin_key
-from gpu_autoscaler.core.placement.bins import low_requests
+from gpu_autoscaler.core.placement.bins import low_requests, requested_ratio
 from gpu_autoscaler.core.placement.pod_affinity import rules_of
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -25,6 +27,7 @@ from gpu_autoscaler.core.provisioning.cooldown import rebuy_cooldown, recently_r
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.interruption_history import rate_of, terminations_by_pool
 from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import DrainNode
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.offers import CapacityType
@@ -44,21 +47,24 @@ def stands_in_for_spot(view: NodeView, draft: Draft, state: ClusterState) -> boo
 
 
 def leaves_for_risky_spot(
-    group: tuple[NodeView, ...],
-    purchases: tuple[Purchase, ...],
+    group: Sequence[NodeView],
+    relocation: repack.Relocation | None,
+    purchases: Iterable[Purchase],
+    draft: Draft,
     state: ClusterState,
     policy: ScalingPolicy,
-    as_of: datetime,
 ) -> bool:
     """True if work would move from an on-demand node to spot that is still interrupted too often."""
     if not any(view.capacity_type is CapacityType.ON_DEMAND for view in group):
         return False
-    ends = terminations_by_pool(state, as_of)
-    return any(rate_of(purchase.decision.offer, ends) > policy.spot.interruption_ratio_max for purchase in purchases)
+    ends, hosts = terminations_by_pool(state, draft.as_of), relocation.hosts if relocation is not None else ()
+    offers = [purchase.decision.offer for purchase in purchases]
+    bought = (view.order.decision for view in draft.views if bin_key(view) in hosts and view.order is not None)
+    offers += (decision.offer for decision in bought if decision is not None)
+    return any(rate_of(offer, ends) > policy.spot.interruption_ratio_max for offer in offers)
 
 
 _STEP = "replace_expensive"
-_HOUR_SECONDS = 3600.0
 # Groups and nodes that are priced in one plan; bounds its time. Source: our own.
 _TRIES_COUNT_MAX = 8
 
@@ -75,21 +81,42 @@ def replace_expensive(draft: Draft, state: ClusterState, policy: ScalingPolicy) 
             return draft.adding(removals=[drain])
     old = [view for view in _old_enough(draft, policy) if bin_key(view) not in draft.claimed]
     old.sort(key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name))
-    removed_types = recently_removed_types(state, policy, draft.as_of)
     is_ready = partial(_may_be_replaced, bought=bought, draft=draft, state=state, policy=policy)
-    for group in _groups(old, is_ready, draft, policy):
+    return _best_move(_groups(old, is_ready, draft, policy), draft, state, policy)
+
+
+class _Move(NamedTuple):
+    """A move that pays for itself."""
+
+    group: tuple[NodeView, ...]
+    purchases: tuple[Purchase, ...]  # empty: the work fits on free nodes, and the only node of the group is drained
+    price: Price
+
+
+def _best_move(
+    groups: Iterable[tuple[NodeView, ...]], draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> Draft:
+    """Make the move that saves most for its price; defer the others with the reason."""
+    removed_types = recently_removed_types(state, policy, draft.as_of)
+    pricing, moves = MovePricing(draft, state, policy), list[_Move]()
+    for group in groups:
         reason: DeferReason | None
-        purchases, reason = _cheaper(group, draft, state, policy)
-        if (
-            purchases
-            and (reason := rebuy_cooldown(tuple(purchase.decision for purchase in purchases), removed_types)) is None
-        ):
-            return draft.adding(purchases=purchases)
-        if purchases:
-            note_always(draft.as_of)  # the cost of the move grows, until it is not worth it
-        if reason is not None and len(group) == 1:
+        move, reason = _move(group, pricing, draft, state, policy)
+        if move is not None:
+            reason = rebuy_cooldown(tuple(purchase.decision for purchase in move.purchases), removed_types)
+        if move is not None and reason is None:
+            moves.append(move)
+        elif reason is not None and len(group) == 1:
             draft = draft.deferring(_STEP, f"node/{group[0].node_uid}", reason)
-    return draft
+    if not moves:
+        return draft
+    best = max(moves, key=lambda move: move.price.worth)  # of equals the first: the most expensive nodes
+    if best.purchases:
+        return draft.adding(purchases=best.purchases)
+    (view,) = best.group
+    pods = repack.moving_pods(view, draft)
+    repack.place_elsewhere(best.group, pods, draft, state)
+    return draft.adding(removals=[_drain(view, pods, view.price_micro_usd_per_hour, draft, policy)])
 
 
 def _may_leave(view: NodeView) -> bool:
@@ -127,7 +154,7 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 def _old_enough(draft: Draft, policy: ScalingPolicy) -> Sequence[NodeView]:
     """Return the nodes that reached the lowest age at which one may be replaced."""
-    views, payback_seconds = draft.views.table(_BY_AGE), policy.removal.replacement_payback_hours * _HOUR_SECONDS
+    views, payback_seconds = draft.views.table(_BY_AGE), policy.removal.replacement_payback_hours * HOUR_SECONDS
     least = max(min(payback_seconds, policy.spot.return_to_spot_seconds_min), policy.scale_down_cooldown_seconds)
     count = bisect_right(views, plain(draft.as_of) - timedelta(seconds=least), key=lambda view: _age_order(view)[0])
     if count < len(views):  # the next one notes when it will be
@@ -147,13 +174,17 @@ def _may_be_replaced(
     last = bought.get(view.node_uid) if view.node_uid is not None else None
     if last is not None and not has_lasted(last.planned_at, rules.replacement_cooldown_seconds, draft.as_of):
         return False
-    horizon_seconds = rules.replacement_payback_hours * _HOUR_SECONDS
-    if stands_in_for_spot(view, draft, state):
-        horizon_seconds = min(horizon_seconds, policy.spot.return_to_spot_seconds_min)
-    least = max(horizon_seconds, policy.scale_down_cooldown_seconds)
+    least = max(_stays_seconds(view, draft, state, policy), policy.scale_down_cooldown_seconds)
     if least > 0 and (view.usable_since is None or not has_lasted(view.usable_since, least, draft.as_of)):
         return False
     return not _kept(view, draft, state, policy)
+
+
+def _stays_seconds(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> float:
+    """Return for how long a node is left alone, whatever is cheaper."""
+    payback_seconds = policy.removal.replacement_payback_hours * HOUR_SECONDS
+    is_stand_in = stands_in_for_spot(view, draft, state)
+    return min(payback_seconds, policy.spot.return_to_spot_seconds_min) if is_stand_in else payback_seconds
 
 
 def _kept(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> bool:
@@ -170,62 +201,67 @@ def _kept(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPoli
 def _groups(
     nodes: Sequence[NodeView], is_ready: Callable[[NodeView], bool], draft: Draft, policy: ScalingPolicy
 ) -> Iterator[tuple[NodeView, ...]]:
-    """Yield the underused nodes all together, as many as may be removed, then one after the other. No more nodes are
-    judged than are yielded: in an old fleet nearly all of them may be replaced."""
-    count = min(removals_left(RemovalCause.UNDERUSED, draft, policy), _TRIES_COUNT_MAX)
+    """Yield the underused nodes all together, as many as may be removed, the most expensive nodes together, and then
+    each of those. No more nodes are judged than are yielded: in an old fleet nearly all of them may be replaced."""
+    count = max(0, min(removals_left(RemovalCause.UNDERUSED, draft, policy), _TRIES_COUNT_MAX))
     low = {bin_key(view) for view in draft.views.table(low_requests(policy.consolidation_requested_ratio_max))}
-    underused = (view for view in nodes if bin_key(view) in low and is_ready(view))
-    if len(together := tuple(islice(underused, max(0, count)))) > 1:
-        yield together
-    for view in islice(filter(is_ready, nodes), _TRIES_COUNT_MAX):
+    underused = tuple(islice((view for view in nodes if bin_key(view) in low and is_ready(view)), count))
+    expensive = tuple(islice(filter(is_ready, nodes), _TRIES_COUNT_MAX))
+    if len(underused) > 1:
+        yield underused
+    if len(expensive[:count]) > 1 and set(map(bin_key, expensive[:count])) != set(map(bin_key, underused)):
+        yield expensive[:count]
+    for view in expensive:
         yield (view,)
 
 
-def _cheaper(
-    group: tuple[NodeView, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
-) -> tuple[tuple[Purchase, ...], SavingTooSmall | None]:
-    """Return what to buy in place of the group; empty if its work fits elsewhere or nothing is cheaper. With a saving
-    that is too small, return that as the reason."""
+def _move(
+    group: tuple[NodeView, ...], pricing: MovePricing, draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> tuple[_Move | None, SavingTooSmall | None]:
+    """Return the move of the group's work to free nodes, and to the cheapest new ones for what fits on none; the reason
+    where that saves too little, and neither where it is impossible."""
     mark = draft.free_capacity.mark()
-    relocation = repack.place_elsewhere(
-        group, [pod for view in group for pod in repack.moving_pods(view, draft)], draft, state
-    )
+    pods = [pod for view in group for pod in repack.moving_pods(view, draft)]
+    relocation = repack.place_elsewhere(group, pods, draft, state)
     purchases: tuple[Purchase, ...] = ()
     if relocation.unplaced and not relocation.coming:
-        purchases, _ = repack.replacement_fleet(
-            relocation.unplaced, group, RemovalCause.UNDERUSED, draft, state, policy
-        )
+        cause = RemovalCause.UNDERUSED
+        purchases, _ = repack.replacement_fleet(relocation.unplaced, group, cause, draft, state, policy)
     draft.free_capacity.rollback(mark)
-    if not purchases or leaves_for_risky_spot(group, purchases, state, policy, draft.as_of):
-        return (), None
-    overhead = policy.node_overhead_micro_usd_per_hour
-    before = sum((view.price_micro_usd_per_hour or 0) + overhead for view in group)
-    after = sum((purchase.decision.offer.price_micro_usd_per_hour or 0) + overhead for purchase in purchases)
-    if after >= before:
-        return (), None
-    saving_ratio, rules = (before - after) / before, policy.removal
-    is_worth_it = (before - after) * rules.replacement_payback_hours > _move_micro_usd(group, purchases, draft, policy)
-    if is_worth_it and saving_ratio >= policy.consolidation_saving_ratio_min:
-        return purchases, None
-    return (), SavingTooSmall(saving_ratio=saving_ratio, saving_ratio_min=policy.consolidation_saving_ratio_min)
+    is_possible = bool(purchases) or (relocation.fits and _may_be_merged(group, relocation, draft, state, policy))
+    if not is_possible or leaves_for_risky_spot(group, relocation, purchases, draft, state, policy):
+        return None, None
+    price, least = pricing.price(group, relocation, purchases), policy.consolidation_saving_ratio_min
+    if price is None or price.saved <= 0:
+        return None, None
+    if price.saving_ratio >= least and price.is_paid_back:
+        return _Move(group, purchases, price), None
+    return None, _too_small(price, least)
 
 
-def _move_micro_usd(
-    group: tuple[NodeView, ...], purchases: tuple[Purchase, ...], draft: Draft, policy: ScalingPolicy
-) -> float:
-    """Return the cost of the move: new nodes while they boot, all while the old ones drain, and repeated work."""
-    drain_hours = policy.drain_seconds_max / _HOUR_SECONDS
-    cost = 0.0
-    for purchase in purchases:
-        offer = purchase.decision.offer
-        cost += (offer.price_micro_usd_per_hour or 0) * (offer.boot_seconds / _HOUR_SECONDS + drain_hours)
-    for view in group:
-        node_at_risk = gpu_seconds_at_risk(
-            repack.moving_pods(view, draft), policy.removal.checkpoint_interval_seconds, draft.as_of
-        )
-        gpu_price = (view.price_micro_usd_per_hour or 0) / max(1, view.allocatable.gpu_count)
-        cost += gpu_price * node_at_risk / _HOUR_SECONDS
-    return cost
+def _may_be_merged(
+    group: tuple[NodeView, ...], relocation: repack.Relocation, draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> bool:
+    """True for one node whose work may join that of others: little of it is requested, or the work leaves on-demand
+    capacity for free spot or reserved nodes. The policy keeps other well used nodes apart."""
+    if len(group) != 1 or bin_key(group[0]) in draft.buffers:
+        return False
+    if requested_ratio(group[0], draft.pods) <= policy.consolidation_requested_ratio_max:
+        return True
+    hosts = relocation.hosts
+    is_cheaper = all(view.capacity_type is not CapacityType.ON_DEMAND for view in draft.views if bin_key(view) in hosts)
+    return is_cheaper and stands_in_for_spot(group[0], draft, state)
+
+
+def _too_small(price: Price, least: float) -> SavingTooSmall:
+    if price.saving_ratio < least:
+        return SavingTooSmall(saving_ratio=price.saving_ratio, saving_ratio_min=least)
+    return SavingTooSmall(
+        saving_ratio=price.saving_ratio,
+        saving_ratio_min=least,
+        saved_micro_usd=round(round(price.saved), -3),
+        move_micro_usd=round(round(price.move), -3),
+    )
 
 
 def _onto_replacement(
@@ -241,8 +277,8 @@ def _onto_replacement(
     last, pods = bought[view.node_uid], repack.moving_pods(view, draft)
     new = [view for view in draft.views if view.action_id in last.action_ids and view.is_usable]
     old = [view for view in draft.views if view.node_uid in last.node_uids]
-    saving = sum(view.price_micro_usd_per_hour or 0 for view in old)
-    saving -= sum(view.price_micro_usd_per_hour or 0 for view in new)
+    saving = sum(unpaid(view.price_micro_usd_per_hour or 0, view.capacity_type) for view in old)
+    saving -= sum(unpaid(view.price_micro_usd_per_hour or 0, view.capacity_type) for view in new)
     is_price_unknown = any(view.price_micro_usd_per_hour is None for view in (*old, *new))
     if last.cause != RemovalCause.UNDERUSED or len(new) < len(last.action_ids) or is_price_unknown or saving <= 0:
         return None
@@ -250,11 +286,14 @@ def _onto_replacement(
         return None
     mark = draft.free_capacity.mark()
     relocation = repack.place_elsewhere((view,), pods, draft, state)
-    if relocation.unplaced or relocation.coming:
+    if not relocation.fits:
         draft.free_capacity.rollback(mark)
         return None
-    return draft.drain(
-        view,
-        NodeUnderused(pods=tuple(pod.pod_uid for pod in pods), saving_micro_usd_per_hour=saving),
-        deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max),
-    )
+    return _drain(view, pods, saving, draft, policy)
+
+
+def _drain(
+    view: NodeView, pods: Iterable[PodObserved], saving: int | None, draft: Draft, policy: ScalingPolicy
+) -> DrainNode:
+    underused = NodeUnderused(pods=tuple(pod.pod_uid for pod in pods), saving_micro_usd_per_hour=saving)
+    return draft.drain(view, underused, deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max))

@@ -311,7 +311,7 @@ def _bought(job: _OnDemand, draft: Draft, state: ClusterState, policy: ScalingPo
     offers = [purchase.decision.offer for purchase in purchases]
     if not purchases or any(offer.capacity_type is not CapacityType.SPOT for offer in offers):
         return ()
-    if leaves_for_risky_spot(job.nodes, purchases, state, policy, draft.as_of):
+    if leaves_for_risky_spot(job.nodes, None, purchases, draft, state, policy):
         return ()
     removed = recently_removed_types(state, policy, draft.as_of)
     if rebuy_cooldown(tuple(purchase.decision for purchase in purchases), removed) is not None:

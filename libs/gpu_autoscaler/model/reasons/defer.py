@@ -6,7 +6,7 @@ Limits are in `defer_limits.py`, waits for a better purchase in `defer_waits.py`
 from collections.abc import Iterable
 from typing import Literal, Self
 
-from gpu_autoscaler.model.format import counted, duration, instant, listed, percent, quantity, subject_name
+from gpu_autoscaler.model.format import counted, duration, instant, listed, money, percent, quantity, subject_name
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.base import IdleRule, Reason, first_listed
@@ -268,12 +268,19 @@ class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):
 
     saving_ratio: float  # share of the price that is saved
     saving_ratio_min: float  # required share
+    saved_micro_usd: int | None = None  # saved until the work ends; None: the share alone is too small
+    move_micro_usd: int | None = None  # price of the move; None: the share alone is too small
 
     def sentence(self) -> str:
         least = percent(self.saving_ratio_min)
+        if self.saved_micro_usd is not None and self.move_micro_usd is not None:
+            saved, cost = money(self.saved_micro_usd), money(self.move_micro_usd)
+            return f"Moving the pods would save {saved} until they end, or in the payback time, and cost {cost}."
         return f"Moving the pods would save {percent(self.saving_ratio)} of the node's price, less than {least}."
 
     def remedy(self) -> str:
+        if self.move_micro_usd is not None:
+            return "To let moves pay for themselves in a longer time, raise removal.replacement_payback_hours."
         return "To consolidate for smaller savings, lower consolidation_saving_ratio_min."
 
 

@@ -33,10 +33,12 @@ from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import Plan, ReleaseInstance
-from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.decisions import DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, NodeUid
+from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.base import IdleRule, Reason
 from gpu_autoscaler.model.reasons.defer import (
+    KeptAsBuffer,
     NodeProtected,
     NotYetIdle,
     PodProtected,
@@ -324,6 +326,23 @@ def test_a_well_used_node_is_not_consolidated() -> None:
     assert plan(state, policy(), NOW).deferred == ()
 
 
+def test_the_plan_check_keeps_well_used_nodes_apart() -> None:
+    """Five of eight GPUs are requested: a plan of another policy that merges the two is refused."""
+    state = given(node("n1"), node("n2"), service("a", on="n1", gpus=5), service("b", on="n2", gpus=3), as_of=NOW)
+    eager = plan(state, policy(consolidation_requested_ratio_max=1.0), NOW)
+    merging = msgspec.structs.replace(eager, decisions=tuple(_of(drain, "n1") for drain in eager.drains))
+
+    assert check(merging, state, policy(consolidation_requested_ratio_max=1.0)) == ()
+    assert "5 of its 8 GPUs are requested" in str(check(merging, state, policy()))
+
+
+def _of(drain: DrainNode, name: str) -> DrainNode:
+    """The same drain, of another node."""
+    return msgspec.structs.replace(
+        drain, node_name=name, node_uid=NodeUid(f"uid-{name}"), provider_id=provider_id(f"buy-{name}")
+    )
+
+
 def test_a_small_saving_moves_nothing() -> None:
     """A cheap node beside an expensive one: too little of their price is saved."""
     cheap = offer("cheap", gpus=8, usd_per_hour=1.0)
@@ -332,6 +351,16 @@ def test_a_small_saving_moves_nothing() -> None:
 
     assert made.decisions == ()
     assert held(made, "node/uid-n1", SavingTooSmall).saving_ratio == pytest.approx(1 / 11)
+
+
+def test_a_paid_reservation_is_not_consolidated() -> None:
+    """Its end saves nothing: the work of the other node could move to it."""
+    reserved = offer("reserved", gpus=8, capacity_type=CapacityType.RESERVED)
+    state = given(node("n1", reserved), node("n2"), service("a", on="n1"), service("b", on="n2", gpus=5), as_of=NOW)
+    made = plan(state, policy(), NOW)
+
+    assert made.drains == []
+    assert held(made, "node/uid-n1", KeptAsBuffer).kept_for.startswith("reservation/")
 
 
 def test_pods_are_not_moved_while_work_waits_for_nodes() -> None:

@@ -116,7 +116,7 @@ def test_no_node_is_removed_and_bought_again(seed: int) -> None:
 
 def test_a_policy_without_cooldown_oscillates() -> None:
     """The same world buys back to save cost what it has just removed."""
-    assert unfounded(lived(1, seed=1, rules=RESTLESS))
+    assert unfounded(lived(1, seed=2, rules=RESTLESS))
 
 
 if __name__ == "__main__":

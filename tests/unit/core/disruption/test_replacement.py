@@ -1,6 +1,7 @@
 """Work moves to fewer or cheaper nodes when that pays off: bought first, drained when ready, never back."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from tests.support.stories import (
     drained,
     given,
     instance,
+    job,
     node,
     offer,
     on_sale,
@@ -31,6 +33,7 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes
 from gpu_autoscaler.model.reasons.defer import SavingTooSmall
 from gpu_autoscaler.model.reasons.defer_limits import Cooldown
@@ -94,6 +97,18 @@ def test_several_nodes_become_one_that_costs_less() -> None:
     assert [each.node_name for each in made.drains] == ["n1"]
 
 
+def test_several_full_nodes_become_one_that_costs_less() -> None:
+    """No small spot node is offered; four full ones together pay for a large one."""
+    single = offer("single", gpus=1, usd_per_hour=4.0, capacity_type=CapacityType.ON_DEMAND)
+    large = offer("large", gpus=4, usd_per_hour=6.0)
+    four = tuple(story for name in "abcd" for story in (node(f"n-{name}", single), pod(name, on=f"n-{name}", gpus=1)))
+    (purchase,) = made_of(given(*four, on_sale(single, large), as_of=NOW), policy(disruption_ratio_max=1)).purchases
+
+    assert purchase.offer.instance_type == "large"
+    assert isinstance(purchase.reason, ReplacesNodes)
+    assert purchase.reason.node_names == ("n-a", "n-b", "n-c", "n-d")
+
+
 @pytest.mark.parametrize(
     "kept",
     [
@@ -131,11 +146,69 @@ def test_a_saving_must_pay_for_the_move_within_the_payback_time() -> None:
 
 def test_a_replacement_stays_for_the_payback_time() -> None:
     """Changing prices do not move work back and forth: an hour, not one minute less."""
-    story = (node("n1", BIG), pod("a", on="n1", gpus=2), SALE)
+    story = (node("n1", BIG), pod("a", on="n1", gpus=5), on_sale(BIG, offer("new", gpus=8, usd_per_hour=5.0)))
     early = T0 + HOUR - MINUTE
 
     assert made_of(given(*story, as_of=early), as_of=early).decisions == ()
     assert made_of(given(*story, as_of=early + MINUTE), as_of=early + MINUTE).purchases
+
+
+def training(name: str, on: str, gpus: int = 2, **of_job: Any) -> Story:  # noqa: ANN401 - of `job`
+    """A job that has run since T0 on the node, and saved just now."""
+    saved = {labels.CHECKPOINTED_AT: NOW.isoformat()}
+    work = job(name, gpus=gpus, placed_on=(on,), is_running=True, **of_job)
+    return (*work, *pod(f"{name}-0", on=on, gpus=gpus, owner_kind="Job", job_id=name, annotations=saved))
+
+
+@pytest.mark.parametrize(("limit_hours", "is_moved"), [(24.0, True), (5.3, False)])
+def test_work_that_ends_soon_is_not_moved(limit_hours: float, *, is_moved: bool) -> None:
+    """It has run for five hours, and its limit leaves it 18 minutes: the saving lasts no longer."""
+    work = training("train", "n1", expected_duration_seconds=8 * 3600.0, duration_seconds_max=limit_hours * 3600)
+    sale = on_sale(BIG, offer("small", gpus=2, usd_per_hour=7.0))
+
+    assert bool(made_of(given(node("n1", BIG), work, sale, as_of=NOW)).purchases) == is_moved
+
+
+def test_the_move_that_saves_most_for_its_price_comes_first() -> None:
+    """The more expensive node runs a service, which starts over; the work of the other one has just been saved."""
+    middle, new = offer("middle", gpus=8, usd_per_hour=9.0), offer("new", gpus=5, usd_per_hour=3.0)
+    services = (node("n1", BIG), pod("a", on="n1", gpus=5))
+    state = given(*services, node("n2", middle), training("train", "n2", gpus=5), on_sale(new), as_of=NOW)
+    (purchase,) = made_of(state).purchases
+
+    assert isinstance(purchase.reason, ReplacesNodes)
+    assert purchase.reason.node_names == ("n2",)
+
+
+def test_a_move_that_costs_more_than_it_saves_is_explained() -> None:
+    """The share of the price that is saved is large enough, but an hour does not pay for repeated work."""
+    state = given(
+        node("n1", BIG), pod("a", on="n1", gpus=2), on_sale(offer("new", gpus=2, usd_per_hour=8.4)), as_of=NOW
+    )
+    made = made_of(state)
+    (held,) = [each.reason for each in made.deferred if each.step == "replace_expensive"]
+
+    assert made.purchases == []
+    assert isinstance(held, SavingTooSmall)
+    assert held.saved_micro_usd == 1_600_000
+    assert held.move_micro_usd is not None
+    assert held.move_micro_usd > 1_600_000
+    assert held.sentence().startswith("Moving the pods would save $1.60 until they end")
+    assert "raise removal.replacement_payback_hours" in held.remedy()
+
+
+def test_paid_reservations_are_used_and_not_left() -> None:
+    """Their price is paid with or without work."""
+    reserved = offer("big", gpus=8, usd_per_hour=10.0, capacity_type=CapacityType.RESERVED)
+    work = pod("a", on="n1", gpus=2)
+
+    assert made_of(given(node("n1", reserved), work, SALE, as_of=NOW)).decisions == ()
+    one = (node("n1", BIG), work, on_sale(BIG, reserved))
+    (purchase,) = made_of(given(*one, as_of=NOW)).purchases
+    assert purchase.offer.capacity_type is CapacityType.RESERVED
+    later = NOW + 4 * MINUTE
+    ready = (planned(purchase, at=NOW), observed_allocatable_of(purchase, "n2", later))
+    assert [drain.node_name for drain in made_of(given(*one, *ready, as_of=later), as_of=later).drains] == ["n1"]
 
 
 def test_a_replacement_that_became_expensive_is_not_used() -> None:

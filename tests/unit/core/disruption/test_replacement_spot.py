@@ -28,12 +28,13 @@ from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.events.spot import SpotRebalanceRecommended
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.ids import ProviderId
-from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes
 from gpu_autoscaler.model.reasons.defer import PodProtected, PodsFitNowhere
-from gpu_autoscaler.model.reasons.drain import RebalanceRecommended
+from gpu_autoscaler.model.reasons.drain import NodeUnderused, RebalanceRecommended
 
 SPOT = offer()
 ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
@@ -60,11 +61,11 @@ BRIDGE = (node("n1", ON_DEMAND), pod("a", on="n1", gpus=8), SALE)
 LATER = T0 + 31 * MINUTE
 
 
-def storm(count: int, at: datetime = T0) -> list[Story]:
+def storm(count: int, at: datetime = T0, of: Offer = SPOT) -> list[Story]:
     """Return interruptions of `count` spot instances of the offer at this instant."""
     found: list[Story] = []
     for number in range(count):
-        (told,) = instance(purchase(f"taken-{number}", SPOT), state="terminated", at=at)
+        (told,) = instance(purchase(f"taken-{of.key}-{number}", of), state="terminated", at=at)
         assert isinstance(told.fact, NodeInstanceObserved)
         found.append((TimedFact(msgspec.structs.replace(told.fact, terminated_at=at, is_reclaimed=True), at),))
     return found
@@ -94,6 +95,45 @@ def test_a_small_saving_brings_nothing_back() -> None:
     near = offer(usd_per_hour=29.0)
 
     assert replaced(node("n1", ON_DEMAND), pod("a", on="n1", gpus=8), on_sale(near, ON_DEMAND), at=LATER) == []
+
+
+# ---- onto free spot
+
+STAND_IN = (node("n1", ON_DEMAND), pod("a", on="n1", gpus=8), on_sale(ON_DEMAND))
+LARGE = offer("large", gpus=16, usd_per_hour=30.0)
+
+
+def drained(*stories: Story, at: datetime = LATER) -> list[str]:
+    """The nodes that leave so that their work goes to free nodes; nothing is bought."""
+    found = made(*STAND_IN, *stories, at=at)
+    assert found.purchases == []
+    assert all(isinstance(drain.reason, NodeUnderused) for drain in found.drains)
+    return [drain.node_name for drain in found.drains]
+
+
+def test_a_full_stand_in_for_spot_leaves_for_free_spot() -> None:
+    """All eight GPUs are used, and eight are free on a spot node: half an hour after the purchase."""
+    free = (node("n2", LARGE), pod("b", on="n2", gpus=8))
+
+    assert drained(*free, at=T0 + 29 * MINUTE) == []
+    assert drained(*free) == ["n1"]
+
+
+def test_a_full_stand_in_for_spot_stays_without_good_spot() -> None:
+    """Where spot is interrupted often, or has too little room, or where on-demand capacity is free."""
+    beside, same = pod("b", on="n2", gpus=8), msgspec.structs.replace(LARGE, capacity_type=CapacityType.ON_DEMAND)
+
+    assert drained(node("n2", LARGE), beside, *storm(8, of=LARGE)) == []
+    assert drained(node("n2", LARGE), pod("b", on="n2", gpus=9)) == []
+    assert drained(node("n2", same), beside) == []
+
+
+def test_free_spot_that_stays_for_the_work_alone_must_be_cheaper() -> None:
+    """It is empty, and would be kept for all of the work: 30 dollars instead of 32 save too little."""
+    cheap, kept = msgspec.structs.replace(LARGE, price_micro_usd_per_hour=10_000_000), {labels.DO_NOT_DISRUPT: "true"}
+
+    assert drained(node("n2", LARGE, annotations=kept)) == []
+    assert drained(node("n2", cheap, annotations=kept)) == ["n1"]
 
 
 # ---- hints
