@@ -64,7 +64,8 @@ class MovePricing:
         added = self._longer(relocation.placed)
         if added is None:
             return None
-        longest, drain_seconds = self._longest(pods), self._policy.drain_seconds_max
+        # One node drains after the other, and the new ones wait for all of that.
+        longest, drain_seconds = self._longest(pods), self._policy.drain_seconds_max * len(group)
         move = 0.0 if purchases else sum(map(self._hourly, group)) * drain_seconds
         for purchase in purchases:
             offer = purchase.decision.offer

@@ -16,6 +16,7 @@ from gpu_autoscaler.core.demand.durations import Durations
 from gpu_autoscaler.core.demand.sources import job_shape
 from gpu_autoscaler.core.disruption import repack
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk, reason_of_job, reason_of_time
+from gpu_autoscaler.core.disruption.move_price import HOUR_SECONDS
 from gpu_autoscaler.core.disruption.protection import can_save, pod_mark
 from gpu_autoscaler.core.disruption.replacement import leaves_for_risky_spot
 from gpu_autoscaler.core.draft import SAVE_PREFIX, Draft, Preemption, Purchase, save_key
@@ -35,9 +36,10 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.defer import DeferReason, SavingTooSmall
+from gpu_autoscaler.model.reasons.defer_limits import Cooldown
 from gpu_autoscaler.model.reasons.preempt import MovedToSpot
 
-_HOUR_SECONDS = 3600.0
 # From the end of an attempt until its successor computes again, on nodes that are ready. Source: our own.
 _RESTART_SECONDS = 120.0
 # From the end of the time to save until the scheduler has ended the attempt. Source: our own.
@@ -46,6 +48,7 @@ _END_SECONDS_MAX = 60.0
 # cost, so that a prediction that shrinks meanwhile wastes no save. Source: our own.
 _WORTH_RATIO_MIN = 1.5
 _TRIES_COUNT_MAX = 4  # jobs that are priced in one plan; bounds its time
+_STEP = "return_to_spot"
 
 
 class _OnDemand(NamedTuple):
@@ -108,7 +111,7 @@ _SPOT = Selected(
 
 def return_to_spot(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Keep free spot nodes for one job that goes back to them, which is asked to save; else buy them, while nothing
-    else is bought or moves."""
+    else is bought or moves, or defer the jobs with the reason."""
     if not policy.is_consolidation_on or frozen_by(draft.directives, policy) is not None:
         return draft
     jobs = _jobs_on_demand(draft.views, state, policy, draft.as_of, is_asked=False)
@@ -122,8 +125,13 @@ def return_to_spot(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> 
             preemption, keys = found
             return msgspec.structs.replace(draft, returning=preemption, claimed=draft.claimed.union(keys))
         draft.free_capacity.rollback(mark)
-        if is_quiet and (purchases := _bought(job, draft, state, policy)):
+        if not is_quiet:
+            continue
+        purchases, reason = _bought(job, draft, state, policy)
+        if purchases:
             return draft.adding(purchases=purchases)
+        if reason is not None:
+            draft = draft.deferring(_STEP, f"job/{job.spec.job_id}", reason)
     return draft
 
 
@@ -286,7 +294,7 @@ def _onto_free_spot(
         for key in keys
     )  # fmt: skip
     reason = _worth(job, after, 0.0, state, policy, as_of, is_asked=is_asked)
-    if reason is None or job.job.placed is None:
+    if isinstance(reason, SavingTooSmall) or job.job.placed is None:
         return None
     placed = job.job.placed
     preemption = Preemption(
@@ -299,28 +307,36 @@ def _onto_free_spot(
     return preemption, keys
 
 
-def _bought(job: _OnDemand, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> tuple[Purchase, ...]:
-    """Return the spot nodes to buy for the job; none if there are none, or the saving is too small."""
+def _bought(
+    job: _OnDemand, draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> tuple[tuple[Purchase, ...], DeferReason | None]:
+    """Return the spot nodes to buy for the job, or why none are bought."""
     cooldown_seconds, known = policy.removal.replacement_cooldown_seconds, repack.replacements(state.orders)
-    last = [known.get(view.node_uid) for view in job.nodes if view.node_uid is not None]
-    if not all(each is None or has_lasted(each.planned_at, cooldown_seconds, draft.as_of) for each in last):
-        return ()
-    mark = draft.free_capacity.mark()
-    purchases, _ = repack.replacement_fleet(job.moving, job.nodes, RemovalCause.UNDERUSED, draft, state, policy)
+    bought = [known[view.node_uid] for view in job.nodes if view.node_uid is not None and view.node_uid in known]
+    last = max(bought, key=lambda replacement: replacement.planned_at, default=None)
+    if last is not None and not has_lasted(last.planned_at, cooldown_seconds, draft.as_of):
+        if any(view.is_booting and view.action_id in last.action_ids for view in draft.views):
+            return (), None  # its nodes are on their way
+        waited_seconds = (draft.as_of - last.planned_at).total_seconds()
+        return (), Cooldown(remaining_seconds=cooldown_seconds - waited_seconds)
+    mark, cause = draft.free_capacity.mark(), RemovalCause.UNDERUSED
+    purchases, refused = repack.replacement_fleet(job.moving, job.nodes, cause, draft, state, policy)
     draft.free_capacity.rollback(mark)
+    if not purchases:
+        return (), refused
     offers = [purchase.decision.offer for purchase in purchases]
-    if not purchases or any(offer.capacity_type is not CapacityType.SPOT for offer in offers):
-        return ()
-    if leaves_for_risky_spot(job.nodes, None, purchases, draft, state, policy):
-        return ()
-    removed = recently_removed_types(state, policy, draft.as_of)
-    if rebuy_cooldown(tuple(purchase.decision for purchase in purchases), removed) is not None:
-        return ()
     overhead = policy.node_overhead_micro_usd_per_hour
     after = sum((offer.price_micro_usd_per_hour or 0) + overhead for offer in offers)
     boot_seconds = max(offer.boot_seconds for offer in offers)
-    is_worth_it = _worth(job, after, boot_seconds, state, policy, draft.as_of, is_asked=False) is not None
-    return purchases if is_worth_it else ()
+    worth = _worth(job, after, boot_seconds, state, policy, draft.as_of, is_asked=False)
+    if isinstance(worth, SavingTooSmall):
+        return (), worth
+    is_spot = all(offer.capacity_type is CapacityType.SPOT for offer in offers)
+    if not is_spot or leaves_for_risky_spot(job.nodes, None, purchases, draft, state, policy):
+        return (), None
+    removed = recently_removed_types(state, policy, draft.as_of)
+    pause = rebuy_cooldown(tuple(purchase.decision for purchase in purchases), removed)
+    return (purchases, None) if pause is None else ((), pause)
 
 
 def _worth(
@@ -332,8 +348,8 @@ def _worth(
     as_of: datetime,
     *,
     is_asked: bool,
-) -> MovedToSpot | None:
-    """Return what the move saves and costs; None: too little. `after`: micro-dollars an hour of the new nodes.
+) -> MovedToSpot | SavingTooSmall:
+    """Return what the move saves and costs, or that it saves too little. `after`: micro-dollars an hour, new nodes.
 
     They are idle while they boot and the job saves, the old ones until they leave. The job waits for its restart, which
     counts in proportion to its priority above medium. What is not saved since the last save is lost, unless the job is
@@ -342,10 +358,11 @@ def _worth(
     note_always(as_of)  # what remains, and what is not saved, moves on
     overhead = policy.node_overhead_micro_usd_per_hour
     before = sum((view.price_micro_usd_per_hour or 0) + overhead for view in job.nodes)
-    if after >= before or (before - after) / before < policy.consolidation_saving_ratio_min:
-        return None
+    ratio, ratio_min = (before - after) / before if after < before else 0.0, policy.consolidation_saving_ratio_min
+    if after >= before or ratio < ratio_min:
+        return SavingTooSmall(saving_ratio=ratio, saving_ratio_min=ratio_min)
     remaining = Durations(state).of_job(job.job, as_of)
-    payback_seconds = policy.removal.replacement_payback_hours * _HOUR_SECONDS
+    payback_seconds = policy.removal.replacement_payback_hours * HOUR_SECONDS
     remaining_seconds = payback_seconds if remaining is None else remaining.median_seconds
     waiting = policy.removal.waiting_micro_usd_per_hour * max(1.0, job.spec.priority / PRIORITY_NAMES["medium"])
     saving_seconds = policy.quotas.checkpoint_seconds_max
@@ -355,11 +372,17 @@ def _worth(
         gpu_count = sum(pod.requests.gpu_count for pod in job.moving)
         lost = gpu_seconds_at_risk(job.pods, policy.removal.checkpoint_interval_seconds, as_of)
         move += before * lost / max(1, gpu_count)
-    if (before - after) * remaining_seconds <= move * (1.0 if is_asked else _WORTH_RATIO_MIN):
-        return None
+    needed = move * (1.0 if is_asked else _WORTH_RATIO_MIN)
+    if (before - after) * remaining_seconds <= needed:
+        return SavingTooSmall(
+            saving_ratio=ratio,
+            saving_ratio_min=ratio_min,
+            saved_micro_usd=round((before - after) * remaining_seconds / HOUR_SECONDS),
+            move_micro_usd=round(needed / HOUR_SECONDS),
+        )
     return MovedToSpot(
         node_names=tuple(view.name for view in job.nodes),
         saving_micro_usd_per_hour=round(before - after),
         remaining_seconds=remaining_seconds,
-        move_micro_usd=round(move / _HOUR_SECONDS),
+        move_micro_usd=round(move / HOUR_SECONDS),
     )

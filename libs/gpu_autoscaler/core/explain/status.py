@@ -284,7 +284,9 @@ def _placed_job(job: JobRecord, job_id: JobId, status: StatusView) -> str:
     assert job.placed is not None, "a job that does not wait and has not ended is placed"  # noqa: S101 - a bug of ours
     nodes = listed(tuple(dict.fromkeys(job.placed.node_names)))
     if job.started is not None and job.started.started_at >= job.placed.placed_at:
-        return f"Runs on {nodes} since {instant(job.started.started_at)}."
+        stays = status.planned.get(key := f"job/{job_id}")
+        spot = "" if stays is None else f" It does not go back to spot: {status.explain(stays, key)}"
+        return f"Runs on {nodes} since {instant(job.started.started_at)}.{spot}"
     pods = job_pods(status.state, job_id)
     running = sum(pod.phase == "running" for pod in pods)
     count = len(job.placed.node_uids)

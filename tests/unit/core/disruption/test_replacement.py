@@ -153,6 +153,16 @@ def test_a_replacement_stays_for_the_payback_time() -> None:
     assert made_of(given(*story, as_of=early + MINUTE), as_of=early + MINUTE).purchases
 
 
+def test_equal_nodes_are_replaced_one_after_the_other() -> None:
+    """Together they would save no more, and new nodes would wait for the drain of each."""
+    two = (node("n1", BIG), pod("a", on="n1", gpus=5), node("n2", BIG), pod("b", on="n2", gpus=5))
+    sale = on_sale(BIG, offer("new", gpus=5, usd_per_hour=3.0))
+    (purchase,) = made_of(given(*two, sale, as_of=NOW), policy(disruption_ratio_max=1)).purchases
+
+    assert isinstance(purchase.reason, ReplacesNodes)
+    assert purchase.reason.node_names == ("n1",)
+
+
 def training(name: str, on: str, gpus: int = 2, **of_job: Any) -> Story:  # noqa: ANN401 - of `job`
     """A job that has run since T0 on the node, and saved just now."""
     saved = {labels.CHECKPOINTED_AT: NOW.isoformat()}

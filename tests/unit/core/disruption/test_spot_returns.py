@@ -22,10 +22,12 @@ from tests.support.stories import (
     policy,
     quota,
 )
+from tests.support.stories import planned as ordered
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.disruption.protection import request_annotations
 from gpu_autoscaler.core.draft import Preemption, save_key
+from gpu_autoscaler.core.explain.status import StatusView, job_line
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.preemption import is_saving, preemptions
 from gpu_autoscaler.core.queueing.schedule import schedule
@@ -85,7 +87,26 @@ def planned(*stories: Story, at: datetime = LATER, under: ScalingPolicy | None =
     return accepted_plan(given(*stories, as_of=at), under, at)
 
 
+def said(*stories: Story, at: datetime = LATER) -> str:
+    """What `why` says of the job."""
+    return job_line("train", StatusView.of(given(*stories, as_of=at), policy(), at, planned(*stories, at=at)))
+
+
 # ---- the plan
+
+
+def test_why_tells_what_keeps_a_job_on_demand() -> None:
+    """The saving, the price of the move, or the pause after nodes were bought for it; nothing while those boot."""
+    near = on_sale(offer(usd_per_hour=29.0), ON_DEMAND)
+    assert "It does not go back to spot: Moving the pods would save 9 % of the node's price" in said(
+        BRIDGE, gang("n1", "n2"), near
+    )
+    short, sale = gang("n1", "n2", expected_duration_seconds=2700.0), on_sale(offer(usd_per_hour=26.0), ON_DEMAND)
+    assert "It does not go back to spot: Moving the pods would save $" in said(BRIDGE, short, sale)
+    first = planned(BRIDGE, gang("n1", "n2"), SALE)
+    booting = ordered(*first.purchases, at=LATER)
+    assert "spot" not in said(BRIDGE, gang("n1", "n2"), SALE, booting, at=LATER + MINUTE)
+    assert "It does not go back to spot: " in said(BRIDGE, gang("n1", "n2"), SALE, booting, at=LATER + HOUR)
 
 
 def test_spot_is_bought_for_a_gang_as_a_whole() -> None:
