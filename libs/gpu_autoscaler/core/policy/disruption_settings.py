@@ -323,7 +323,7 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "would rarely have used it. From idle_seconds_max on, this rule removes nothing earlier.",
             "#idle-node",
         ),
-    ] = 60.0
+    ] = 15.0
     replacement_payback_hours: Annotated[
         float,
         about(

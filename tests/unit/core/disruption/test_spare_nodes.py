@@ -48,8 +48,8 @@ def drained(state: ClusterState, rules: ScalingPolicy | None = None, at: datetim
 
 
 def test_a_node_that_work_hardly_needs_leaves_before_break_even_and_its_least_age() -> None:
-    """Two arrivals in two hours: after a minute, although break-even and the least age are ten minutes."""
-    state = given(node("n1", CHEAP, at=NOW - MINUTE), arrivals(110, 20), as_of=NOW)
+    """Two arrivals in two hours: after 15 s, although break-even and the least age are ten minutes."""
+    state = given(node("n1", CHEAP, at=NOW - timedelta(seconds=15)), arrivals(110, 20), as_of=NOW)
     (rule,) = drained(state).values()
 
     assert (rule.name, rule.kept_seconds) == ("unneeded", 600.0)
@@ -151,8 +151,8 @@ UNNEEDED = IdleRule(name="unneeded", starts_count=24, uses_count=0, kept_seconds
 @pytest.mark.parametrize(
     ("seconds", "past", "rules", "problem"),
     [
-        (60.0, OFTEN, policy(), "work would likely use it soon"),
-        (30.0, arrivals(110, 20), policy(), "before the policy allows it"),
+        (15.0, OFTEN, policy(), "work would likely use it soon"),
+        (10.0, arrivals(110, 20), policy(), "before the policy allows it"),
         (900.0, arrivals(110, 20), policy(), "before its idle time is over"),
         (60.0, arrivals(110, 20), policy(idle_seconds=60.0), "its idle time is set"),
     ],
