@@ -20,10 +20,18 @@ _BRAKE = "tests/unit/core/disruption/test_brake.py"
 _LOST = "tests/unit/core/limits/test_limits_lost_orders.py::test_a_node_counts_without_its_order_as_with_it"
 _TRACKER = "tests/services/cost_tracker/test_service.py"
 _SPEND = "tests/unit/core/disruption/test_spend_enforcement.py"
+_CANCEL = "tests/services/scheduler/test_service_cancel.py"
 _STORE = "tests/contract/store/test_sqlite.py::TestSqliteStore"
 
 # By the test that finds it.
 TESTED: Mapping[str, Planted] = {
+    f"{_CANCEL}::test_job_accepted_after_its_cancellation_was_refused_is_cancelled": Planted(
+        "a job whose cancellation was refused before it was accepted stays for ever",
+        6,
+        "services/gpu_autoscaler_services/scheduler/service.py",
+        "            return (self._cancelled(job.cancel_requested),)\n",
+        "            return ()\n",
+    ),
     **QUEUES,
     **TEAMS,
     **REQUESTS,

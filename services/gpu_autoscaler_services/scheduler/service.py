@@ -299,6 +299,10 @@ class Scheduler:
         return template
 
     async def _create(self, queued: JobQueued) -> Sequence[Fact]:
+        job = self._view.state.jobs.get(queued.job_id)
+        if job is not None and job.finished is None and job.cancel_requested is not None:
+            # Where acceptance took very long, the request was refused, and it is not delivered again.
+            return (self._cancelled(job.cancel_requested),)
         if self._is_ending(queued.job_id):
             return ()
 
@@ -353,10 +357,13 @@ class Scheduler:
             raise RequestRefused(f"job_id: cancellation of {request.job_id!r} failed: no such job was accepted")
         if row.outcome is not None:
             return ()
+        return (self._cancelled(request),)
+
+    def _cancelled(self, request: JobCancelRequested) -> JobFinished:
         by = f" by {request.requested_by}" if request.requested_by else ""
         note = f": {request.note}" if request.note else ""
         message = f"cancelled{by}{note}"
-        return (JobFinished(job_id=request.job_id, outcome="cancelled", finished_at=self._now(), message=message),)
+        return JobFinished(job_id=request.job_id, outcome="cancelled", finished_at=self._now(), message=message)
 
     def _may_be_accepted(self, job_id: JobId) -> bool:
         """Return True for a request without an answer, for ACCEPTANCE_SECONDS_MAX: dead letters are never answered."""

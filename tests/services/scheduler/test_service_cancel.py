@@ -10,7 +10,7 @@ from tests.support.stories import MINUTE, T0, TimedFact, policy, record, request
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE
-from gpu_autoscaler.events.job import JobCancelRequested, JobRejected
+from gpu_autoscaler.events.job import JobCancelRequested, JobQueued, JobRejected
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.model.errors import PermanentError
@@ -24,7 +24,7 @@ from gpu_autoscaler_services.scheduler.service import ACCEPTANCE_SECONDS, Schedu
 
 JOB = JobId("train")
 ASKED = TimedFact(request(job_id=JOB), T0)
-CANCEL = TimedFact(JobCancelRequested(job_id=JOB), T0)
+CANCEL = TimedFact(JobCancelRequested(job_id=JOB, requested_by="ann", note="wrong image"), T0)
 
 
 class Bench:
@@ -79,3 +79,18 @@ async def test_job_accepted_meanwhile_is_cancelled(tmp_path: Path) -> None:
         await bench_.scheduler.on_fact(bench_.known[0])
         finished = await bench_.cancel(timedelta(seconds=1))
         assert [fact.outcome for fact in finished] == ["cancelled"]  # type: ignore[attr-defined]
+
+
+async def test_job_accepted_after_its_cancellation_was_refused_is_cancelled(tmp_path: Path) -> None:
+    """The store was slow for more than a minute. The cancellation stays known, so nothing would ever create the job."""
+    async with bench(tmp_path, ASKED) as bench_:
+        await bench_.cancel(timedelta())
+        with pytest.raises(PermanentError, match="no such job was accepted"):
+            await bench_.cancel(MINUTE)
+        (queued,) = await bench_.scheduler.on_fact(bench_.known[0])  # type: ignore[misc]
+        assert isinstance(queued, JobQueued)
+        (accepted,) = record([TimedFact(queued, bench_.now)])
+        finished = await bench_.scheduler.on_fact(accepted)
+        assert [(fact.outcome, fact.message) for fact in finished] == [  # type: ignore[attr-defined,union-attr]
+            ("cancelled", "cancelled by ann: wrong image")
+        ]
