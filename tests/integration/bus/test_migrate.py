@@ -1,6 +1,7 @@
 """The migration of a running broker, by its own user with its own rights."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from nats.aio.client import Client
 
 from gpu_autoscaler.bus.differences import NANOSECONDS
 from gpu_autoscaler.bus.nats.bus import NatsBus
-from gpu_autoscaler.bus.nats.link import NatsLink
+from gpu_autoscaler.bus.nats.link import NatsLink, RequestTimedOut
 from gpu_autoscaler.bus.nats.migrate import PERMANENT, WOULD_DISCARD, Change
 from gpu_autoscaler.bus.permissions import password_variable, server_text
 from gpu_autoscaler.bus.protocol import Publication
@@ -175,6 +176,26 @@ async def test_a_migration_killed_at_any_point_ends_alike_when_it_is_run_again(
                 break
     assert len(ends) > 10
     assert all(end == ends[0] for end in ends)
+
+
+@pytest.mark.parametrize(("unanswered_count", "is_migrated"), [(2, True), (1000, False)])
+async def test_a_migration_waits_while_copies_choose_a_leader(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, unanswered_count: int, *, is_migrated: bool
+) -> None:
+    """Servers that were restarted leave a consumer without a leader for a while; not for ever."""
+    call, asked = NatsLink.call, itertools.count()
+
+    async def electing(link: NatsLink, operation: str, *args: Any, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+        if operation == "CONSUMER.INFO.JOB.scheduler-job-act" and next(asked) < unanswered_count:
+            await asyncio.sleep(0.05)
+            raise RequestTimedOut("no leader answers")
+        return await call(link, operation, *args, **more)
+
+    monkeypatch.setattr(NatsLink, "call", electing)
+    monkeypatch.setattr("gpu_autoscaler.bus.nats.migrate.LEADER_SECONDS_MAX", 0.5)
+    with contextlib.nullcontext() if is_migrated else pytest.raises(RequestTimedOut, match="no leader"):
+        changes = await broker.migrated()
+        assert ("consumer scheduler-job-act of JOB", "max_deliver") in summary(changes, "applied")
 
 
 async def test_history_is_discarded_only_when_it_is_confirmed(broker: Broker) -> None:

@@ -14,12 +14,13 @@ import msgspec
 
 from gpu_autoscaler.bus.differences import NANOSECONDS, Difference
 from gpu_autoscaler.bus.nats.consume import NO_CONSUMER
-from gpu_autoscaler.bus.nats.link import ApiError, NatsLink
+from gpu_autoscaler.bus.nats.link import ApiError, NatsLink, RequestTimedOut
 from gpu_autoscaler.bus.nats.read import NO_STREAM
 from gpu_autoscaler.bus.streams import BucketSpec, BusDeclaration, ConsumerSpec, StreamSpec
 from gpu_autoscaler.model.errors import TransientError
 
 COPIES_SECONDS_MAX = 300.0  # until every copy of a stream is up to date; 16 GiB at 60 MiB/s
+LEADER_SECONDS_MAX = 30.0  # until the copies of a stream or consumer have chosen a leader; elections take seconds
 LOOK_SECONDS = 0.25
 
 # Source: nats-server 2.15, server/errors.json and server/stream.go, configUpdateCheck (read 2026-11-23).
@@ -143,13 +144,19 @@ async def _update(
 
 
 async def _info(link: NatsLink, request: str) -> dict[str, Any] | None:
-    """Return the answer; None for a missing stream or consumer."""
-    try:
-        return await link.call(request)
-    except ApiError as exc:
-        if exc.error_code in (NO_STREAM, NO_CONSUMER):
-            return None
-        raise
+    """Return the answer; None for a missing stream or consumer. Nobody answers while its copies choose a leader, after
+    servers were restarted: the request is repeated until LEADER_SECONDS_MAX."""
+    until = asyncio.get_running_loop().time() + LEADER_SECONDS_MAX
+    while True:
+        try:
+            return await link.call(request)
+        except ApiError as exc:
+            if exc.error_code in (NO_STREAM, NO_CONSUMER):
+                return None
+            raise
+        except RequestTimedOut:
+            if asyncio.get_running_loop().time() >= until:
+                raise
 
 
 def _would_discard(difference: Difference, info: Mapping[str, Any]) -> bool:
