@@ -99,6 +99,10 @@ def _operation(route: Route, *, is_alias: bool) -> dict[str, Any]:
     return operation
 
 
+# The HTTP server answers it, before any operation.
+_UNREADABLE = "the request line or a header has more than 8190 bytes, or is no HTTP"
+
+
 def _responses(route: Route) -> dict[str, Any]:
     # OpenAPI 3.1 has no schema for the events of a stream, only for a whole body.
     shown = {} if route.media_type == EVENT_STREAM else {"schema": _ref(route.answer)}
@@ -113,6 +117,9 @@ def _responses(route: Route) -> dict[str, Any]:
             "description": status.phrase,
             "content": {"application/problem+json": {"schema": _ref(ProblemDocument)}},
         } | headers
+    unreadable = responses.setdefault(str(HTTPStatus.BAD_REQUEST.value), {"content": {}})
+    unreadable["description"] = f"{HTTPStatus.BAD_REQUEST.phrase}; as plain text: {_UNREADABLE}"
+    unreadable["content"]["text/plain"] = {"schema": {"type": "string"}}
     return responses
 
 

@@ -91,6 +91,6 @@ async def test_job_accepted_after_its_cancellation_was_refused_is_cancelled(tmp_
         assert isinstance(queued, JobQueued)
         (accepted,) = record([TimedFact(queued, bench_.now)])
         finished = await bench_.scheduler.on_fact(accepted)
-        assert [(fact.outcome, fact.message) for fact in finished] == [  # type: ignore[attr-defined,union-attr]
+        assert [(fact.outcome, fact.message) for fact in finished] == [  # type: ignore[union-attr]
             ("cancelled", "cancelled by ann: wrong image")
         ]
