@@ -45,8 +45,8 @@ ECONOMY: Mapping[str, Planted] = {
         "work leaves a paid reservation for something cheaper",
         6,
         f"{_CORE}/disruption/move_price.py",
-        "    return 0 if capacity_type is CapacityType.RESERVED else micro_usd_per_hour\n",
-        "    return micro_usd_per_hour\n",
+        "    return 0 if paid_reservation(view, state, policy, as_of) is not None else view.price_micro_usd_per_hour\n",
+        "    return view.price_micro_usd_per_hour\n",
     ),
     f"{_SAVES}::test_the_pods_that_stay_of_an_ended_attempt_are_asked[one pod was lost]": Planted(
         "pods that stay when a job lost one are not asked to save",

@@ -12,6 +12,7 @@ from gpu_autoscaler.core.demand.elastic import elastic_job_of
 from gpu_autoscaler.core.disruption import brake, repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
+from gpu_autoscaler.core.disruption.move_price import paid_reservation
 from gpu_autoscaler.core.disruption.spare_nodes import Spare, expected_uses
 from gpu_autoscaler.core.disruption.utilization import underutilized, utilization_cooldown
 from gpu_autoscaler.core.draft import Draft
@@ -31,7 +32,7 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import BuyNode, Deferred, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.offers import CapacityType, UnavailabilityCause
+from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import defer, defer_limits, defer_waits, drain
 from gpu_autoscaler.model.reasons.base import IdleRule
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
@@ -364,17 +365,8 @@ def _kept_as_paid(
     view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> defer.KeptAsBuffer | None:
     """Return the reservation that keeps the node while it is paid: its removal saves nothing."""
-    bought = None if view.order is None or view.order.decision is None else view.order.decision.offer
-    if bought is None or bought.capacity_type is not CapacityType.RESERVED:
-        return None
-    offers = (bought,) if state.offers is None else state.offers.offers  # unknown: as when it was bought
-    offer = next((offer for offer in offers if offer.key == bought.key), None)
-    if not policy.removal.is_paid_reservation_kept or offer is None:
-        return None
-    is_over = offer.paid_until is not None and as_of >= offer.paid_until
-    if is_over or offer.unavailable_by is UnavailabilityCause.NO_RESERVATION:
-        return None
-    return defer.KeptAsBuffer(kept_for=f"{defer.RESERVATION}/{bought.key}")
+    offer = paid_reservation(view, state, policy, as_of)
+    return None if offer is None else defer.KeptAsBuffer(kept_for=f"{defer.RESERVATION}/{offer.key}")
 
 
 def _minimum_age(view: NodeView, draft: Draft, policy: ScalingPolicy) -> defer_limits.Cooldown | None:

@@ -21,7 +21,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 
 HOUR_SECONDS = 3600.0
 _SPAN_SECONDS = 300  # what remains of work, and what it has not saved, is looked at this often
@@ -64,6 +64,7 @@ class MovePricing:
         added = self._longer(relocation.placed)
         if added is None:
             return None
+        overhead = self._policy.node_overhead_micro_usd_per_hour
         # One node drains after the other, and the new ones wait for all of that.
         longest, drain_seconds = self._longest(pods), self._policy.drain_seconds_max * len(group)
         move = 0.0 if purchases else sum(map(self._hourly, group)) * drain_seconds
@@ -71,7 +72,9 @@ class MovePricing:
             offer = purchase.decision.offer
             if offer.price_micro_usd_per_hour is None:
                 return None
-            hourly = float(self._net(offer.price_micro_usd_per_hour, offer.capacity_type))
+            is_kept_as_paid = self._policy.removal.is_paid_reservation_kept
+            is_paid = is_kept_as_paid and offer.capacity_type is CapacityType.RESERVED
+            hourly = overhead + (0 if is_paid else offer.price_micro_usd_per_hour)
             added += hourly * longest
             move += hourly * (offer.boot_seconds + drain_seconds)
         move += sum(self._repeated(view, there) for view, there in by_node)
@@ -88,10 +91,8 @@ class MovePricing:
     # ---- micro-dollars an hour, times seconds
 
     def _hourly(self, view: NodeView) -> float:
-        return self._net(view.price_micro_usd_per_hour or 0, view.capacity_type)
-
-    def _net(self, price: int, capacity_type: CapacityType | None) -> int:
-        return self._policy.node_overhead_micro_usd_per_hour + unpaid(price, capacity_type)
+        price = added_micro_usd_per_hour(view, self._state, self._policy, self._draft.as_of) or 0
+        return price + self._policy.node_overhead_micro_usd_per_hour
 
     def _longer(self, placed: Iterable[tuple[PodObserved, str]]) -> float | None:
         """Return what the nodes that take pods cost longer; nodes of others are not billed to us. None: unknown."""
@@ -125,6 +126,20 @@ class MovePricing:
         return longest if expected is None else min(longest, expected.mean_seconds)
 
 
-def unpaid(micro_usd_per_hour: int, capacity_type: CapacityType | None) -> int:
-    """Return what a node adds to the bill: a reservation is paid with or without it."""
-    return 0 if capacity_type is CapacityType.RESERVED else micro_usd_per_hour
+def paid_reservation(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Offer | None:
+    """Return the reservation that is paid with or without the node, and for which the policy keeps it; None: the node
+    costs its price."""
+    bought = None if view.order is None or view.order.decision is None else view.order.decision.offer
+    if bought is None or bought.capacity_type is not CapacityType.RESERVED:
+        return None
+    offers = (bought,) if state.offers is None else state.offers.offers  # unknown: as when it was bought
+    offer = next((offer for offer in offers if offer.key == bought.key), None)
+    if not policy.removal.is_paid_reservation_kept or offer is None:
+        return None
+    is_over = offer.paid_until is not None and as_of >= offer.paid_until
+    return None if is_over or offer.unavailable_by is UnavailabilityCause.NO_RESERVATION else bought
+
+
+def added_micro_usd_per_hour(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> int | None:
+    """Return what the node adds to the bill; None: unknown."""
+    return 0 if paid_reservation(view, state, policy, as_of) is not None else view.price_micro_usd_per_hour

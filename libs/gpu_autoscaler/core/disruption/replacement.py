@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpu_autoscaler.core.demand.sources import job_spec, pod_shape
 from gpu_autoscaler.core.disruption import repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit, removals_left
-from gpu_autoscaler.core.disruption.move_price import HOUR_SECONDS, MovePricing, Price, unpaid
+from gpu_autoscaler.core.disruption.move_price import HOUR_SECONDS, MovePricing, Price, added_micro_usd_per_hour
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.next_change import has_lasted, plain
 from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Table, bin_key
@@ -277,9 +277,11 @@ def _onto_replacement(
     last, pods = bought[view.node_uid], repack.moving_pods(view, draft)
     new = [view for view in draft.views if view.action_id in last.action_ids and view.is_usable]
     old = [view for view in draft.views if view.node_uid in last.node_uids]
-    saving = sum(unpaid(view.price_micro_usd_per_hour or 0, view.capacity_type) for view in old)
-    saving -= sum(unpaid(view.price_micro_usd_per_hour or 0, view.capacity_type) for view in new)
-    is_price_unknown = any(view.price_micro_usd_per_hour is None for view in (*old, *new))
+    before, after = (
+        [added_micro_usd_per_hour(view, state, policy, draft.as_of) for view in views] for views in (old, new)
+    )
+    is_price_unknown = None in (*before, *after)
+    saving = sum(price or 0 for price in before) - sum(price or 0 for price in after)
     if last.cause != RemovalCause.UNDERUSED or len(new) < len(last.action_ids) or is_price_unknown or saving <= 0:
         return None
     if _kept(view, draft, state, policy):

@@ -208,11 +208,15 @@ def test_a_move_that_costs_more_than_it_saves_is_explained() -> None:
 
 
 def test_paid_reservations_are_used_and_not_left() -> None:
-    """Their price is paid with or without work."""
+    """Their price is paid with or without work, until the reservation ends."""
     reserved = offer("big", gpus=8, usd_per_hour=10.0, capacity_type=CapacityType.RESERVED)
     work = pod("a", on="n1", gpus=2)
 
-    assert made_of(given(node("n1", reserved), work, SALE, as_of=NOW)).decisions == ()
+    there = (node("n1", reserved), work)
+    assert made_of(given(*there, on_sale(BIG, SMALL, reserved), as_of=NOW)).decisions == ()
+    over = msgspec.structs.replace(reserved, paid_until=NOW)
+    (left,) = made_of(given(*there, on_sale(SMALL, over), as_of=NOW)).purchases
+    assert left.offer.instance_type == "small"
     one = (node("n1", BIG), work, on_sale(BIG, reserved))
     (purchase,) = made_of(given(*one, as_of=NOW)).purchases
     assert purchase.offer.capacity_type is CapacityType.RESERVED
