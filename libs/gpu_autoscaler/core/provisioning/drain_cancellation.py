@@ -1,4 +1,10 @@
-"""Nodes that are drained by choice: whether a drain is canceled for work that came, or a new node bought."""
+"""Nodes that are drained by choice: whether a drain is canceled for work that came, or a new node bought.
+
+A canceled drain leaves the node's pods where they are. Those that others are placed around may have been counted
+elsewhere by then, so everything is placed anew with these drains canceled from the start.
+"""
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -7,11 +13,12 @@ from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, bin_key
 from gpu_autoscaler.core.placement.bins import node_bin
 from gpu_autoscaler.core.placement.constraints import fits
-from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
+from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.lots import Lot
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
+from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons.drain import DemandReturned
 
 _HOUR_SECONDS = 3600.0
@@ -20,14 +27,37 @@ _HOUR_SECONDS = 3600.0
 class CancelableDrains:
     """Drains of one planning run that can be canceled, and those that are. Their nodes become capacity."""
 
-    def __init__(self, draft: Draft, catalog: OfferCatalog, policy: ScalingPolicy) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        catalog: OfferCatalog,
+        policy: ScalingPolicy,
+        canceled: Iterable[CancelDrain] = (),
+        *,
+        may_return_counted: bool = True,
+    ) -> None:
+        """`canceled` are canceled from the start. `may_return_counted`: so may drains be whose pods count elsewhere."""
         self._draft = draft
         self._free_capacity = draft.free_capacity
         self._catalog = catalog
         self._policy = policy
-        self.canceled: list[CancelDrain] = []
+        self.canceled = list(canceled)
+        self._may_return_counted = may_return_counted
+        self._counted_elsewhere: set[NodeUid] = set()  # nodes whose pods are counted where they are to go
         drains = ((view, _cancelable_drain(view)) for view in draft.views.table(DRAINED))
         self._drains = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
+        for cancel in self.canceled:
+            self._free_capacity.put(self._bin(self._drains[cancel.node_uid][0]))
+
+    @property
+    def returned_counted(self) -> bool:
+        """True if pods are back on nodes with a canceled drain that were counted where they were to go."""
+        return any(cancel.node_uid in self._counted_elsewhere for cancel in self.canceled)
+
+    def note_moved(self, lot: Lot) -> None:
+        """Note that these pods are placed elsewhere than on the node that they leave."""
+        if lot.first.leaves is not None and lot.shape.pod_constraints.tallies:
+            self._counted_elsewhere.add(lot.first.leaves)
 
     def mark(self) -> int:
         """Return a point to come back to with `rollback`."""
@@ -44,8 +74,10 @@ class CancelableDrains:
         """
         placed: tuple[str, ...] = ()
         for view, drain in self._drains.values():
-            node = node_bin(view, self._draft.pods, BinReadiness.COMING)
+            node = self._bin(view)
             if len(placed) == count or node.key in self._free_capacity or not fits(lot.shape, node):
+                continue
+            if drain.node_uid in self._counted_elsewhere and not self._may_return_counted:
                 continue
             mark = self._free_capacity.mark()
             self._free_capacity.put(node)
@@ -62,7 +94,7 @@ class CancelableDrains:
         if lot.first.leaves not in self._drains:
             return None
         view, drain = self._drains[lot.first.leaves]
-        node = node_bin(view, self._draft.pods, BinReadiness.COMING)
+        node = self._bin(view)
         if node.key not in self._free_capacity:
             self._free_capacity.put(node)
             self._cancel(drain, lot)
@@ -72,6 +104,9 @@ class CancelableDrains:
         """Return the bin of the node that these pods were to leave, if its drain is canceled: they are on it."""
         is_kept = any(cancel.node_uid == lot.first.leaves for cancel in self.canceled)
         return bin_key(self._drains[lot.first.leaves][0]) if is_kept and lot.first.leaves in self._drains else None
+
+    def _bin(self, view: NodeView) -> Bin:
+        return node_bin(view, self._draft.pods, BinReadiness.COMING)
 
     def _cancel(self, drain: DrainNode, lot: Lot) -> None:
         self.canceled.append(

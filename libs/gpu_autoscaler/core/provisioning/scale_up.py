@@ -3,7 +3,7 @@
 Capacity that is certain to become free within the allowed wait counts (`core/provisioning/expected_capacity.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 
@@ -27,12 +27,14 @@ from gpu_autoscaler.core.provisioning.spot_waits import spot_wait
 from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers, SpreadZones
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.decisions import Deferred
+from gpu_autoscaler.model.decisions import CancelDrain, Deferred
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons.defer import CapacityNotFree, DeferReason, PodConstraintsViolated
 from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen, CapacityExpected, QueueHeadWaits
 
 _STEP = "cover_demand"
+# Plans of one turn while drains are canceled whose pods were counted elsewhere; the last one cancels no more of them.
+_TRIES_COUNT_MAX = 4
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -40,9 +42,7 @@ def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     """Place, buy for or defer with a reason every waiting item; gangs whole or not at all."""
     if not draft.demand:
         return draft
-    cover = _Cover(draft, state, policy)
-    for lots in launch_groups(cover.lots):
-        cover.serve_group(lots)
+    cover = _covered(draft, state, policy, (), _TRIES_COUNT_MAX - 1)
     return msgspec.structs.replace(
         draft.adding(canceled_drains=cover.drains.canceled, purchases=cover.basket.purchases(), deferred=cover.held),
         claimed=draft.claimed | cover.claimed,
@@ -51,14 +51,37 @@ def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     )
 
 
+def _covered(
+    draft: Draft, state: ClusterState, policy: ScalingPolicy, canceled: Iterable[CancelDrain], tries_left: int
+) -> "_Cover":
+    """Serve all demand, anew with the pods of canceled drains in place if others were placed without them there."""
+    mark = draft.free_capacity.mark()
+    cover = _Cover(draft, state, policy, canceled, may_return_counted=tries_left > 0)
+    for lots in launch_groups(cover.lots):
+        cover.serve_group(lots)
+    if not (cover.drains.returned_counted and tries_left):
+        return cover
+    draft.free_capacity.rollback(mark)
+    return _covered(draft, state, policy, cover.drains.canceled, tries_left - 1)
+
+
 class _Cover:
     """The demand of one planning run, and what became of it so far."""
 
-    def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        state: ClusterState,
+        policy: ScalingPolicy,
+        canceled: Iterable[CancelDrain],
+        *,
+        may_return_counted: bool,
+    ) -> None:
+        """The arguments after the policy are those of `CancelableDrains`."""
         catalog = OfferCatalog(draft.views, state, policy, draft.as_of)
         self.lots = tuple(lots_of(draft.demand))
         self.basket = Basket(draft, catalog, policy)
-        self.drains = CancelableDrains(draft, catalog, policy)
+        self.drains = CancelableDrains(draft, catalog, policy, canceled, may_return_counted=may_return_counted)
         self.held: list[Deferred] = []
         self.claimed: set[str] = set()  # keys of the bins on which waiting work is counted
         self.served: dict[str, Served] = {}
@@ -164,6 +187,8 @@ class _Cover:
         if first.is_bought_for and self._zones.concern(lot.shape):
             placed = self._without_bought(placed, lot)
         outcome = LotOutcome(lot=lot, kept=kept, placed=kept + placed)
+        if first.source is DemandSource.MOVING_POD and placed:
+            self.drains.note_moved(lot)
         if first.source is DemandSource.MOVING_POD and outcome.missing_count:
             stays_on = self.drains.keep_source_node(lot)
             outcome.placed += () if stays_on is None else (stays_on,) * outcome.missing_count

@@ -1,10 +1,14 @@
 """Drains by choice that are canceled for new work: where that costs no more, or nothing else is available."""
 
+from datetime import timedelta
+
 import pytest
-from tests.support.stories import MINUTE, T0, drained, given, job, node, offer, on_sale, pod, policy
+from tests.support.mixed_groups import spread
+from tests.support.stories import MINUTE, T0, Story, drained, given, job, node, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.provisioning import scale_up
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.drain import DemandReturned
@@ -69,3 +73,48 @@ def test_an_incomplete_gang_cancels_no_drain() -> None:
     state = given(node("n1"), drained("n1"), job("train", members=3), on_sale(), as_of=T0 + MINUTE)
 
     assert plan(state, policy(nodes_count_max=2), T0 + MINUTE).decisions == ()
+
+
+def _beside_drains_that_work_cancels(*apps: str) -> Story:
+    """Zone b has room for the small pods that leave draining nodes of zone a. For each app two pods that need another
+    GPU model, and one of less priority that stands alone, find no node.
+
+    With the small pods in zone b the two are bought for in the cheaper zone a.
+    """
+    draining, other = offer("gpu8", zone="zone-a", usd_per_hour=10.0), offer("gpu8", zone="zone-b", usd_per_hour=11.0)
+    a10 = [
+        offer("a10", gpus=1, model="A10G", zone=f"zone-{zone}", usd_per_hour=usd) for zone, usd in (("a", 1), ("b", 2))
+    ]
+    story: Story = (*node("n0", other), *pod("busy", gpus=8, on="n0"), *on_sale(draining, other, *a10))
+    for app in apps:
+        story += (*node(f"n-{app}", draining), *drained(f"n-{app}"))
+        story += pod(f"{app}-0", on=f"n-{app}", gpus=0, cpu=0.1, labels={"app": app}, pod_affinity=spread(app))
+        for number in (1, 2):
+            at = T0 + timedelta(seconds=number)
+            story += pod(f"{app}-{number}", gpus=1, model="A10G", at=at, labels={"app": app}, pod_affinity=spread(app))
+        story += pod(f"alone-{app}", gpus=8, priority=-1)
+    return story
+
+
+@pytest.mark.parametrize("apps", [("web",), ("web", "api")])
+def test_pods_that_a_canceled_drain_returns_are_counted_where_they_run(apps: tuple[str, ...]) -> None:
+    """Others are spread around them, also those that were planned for before the drain was canceled."""
+    state = given(_beside_drains_that_work_cancels(*apps), as_of=T0 + MINUTE)
+    made = plan(state, policy(), T0 + MINUTE)
+
+    assert check(made, state, policy()) == ()
+    assert [each.node_name for each in made.decisions if isinstance(each, CancelDrain)] == [
+        f"n-{app}" for app in sorted(apps)
+    ]
+    assert [each.offer.zone for each in made.purchases].count("zone-b") == len(apps)
+
+
+def test_the_last_try_cancels_no_drain_whose_pods_count_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is bought instead."""
+    monkeypatch.setattr(scale_up, "_TRIES_COUNT_MAX", 1)
+    state = given(_beside_drains_that_work_cancels("web"), as_of=T0 + MINUTE)
+    made = plan(state, policy(), T0 + MINUTE)
+
+    assert [each.offer.zone for each in made.decisions if isinstance(each, BuyNode)] == ["zone-a", "zone-a", "zone-a"]
+    assert len(made.decisions) == len(made.purchases)
+    assert check(made, state, policy()) == ()
