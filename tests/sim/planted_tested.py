@@ -328,4 +328,19 @@ TESTED: Mapping[str, Planted] = {
         "    return node_bin(view, pods, BinReadiness.CLOSED) if has_staying_pods else None\n",
         "    return None\n",
     ),
+    "tests/unit/core/demand/test_elastic.py::test_completed_members_count_without_their_pods": Planted(
+        "completed members are forgotten with their pods",
+        2,
+        "libs/gpu_autoscaler/core/state/state.py",
+        "return len(self.completed_pods) if is_kept else 0",
+        "return 0",
+    ),
+    "tests/unit/core/provisioning/test_scale_up_canceled_drains.py::"
+    "test_pods_that_a_canceled_drain_returns_are_counted_where_they_run[apps0]": Planted(
+        "pods that a canceled drain returns count where they were to go",
+        1,
+        "libs/gpu_autoscaler/core/provisioning/scale_up.py",
+        "    if not (cover.drains.returned_counted and tries_left):\n        return cover\n",
+        "    if cover:\n        return cover\n",
+    ),
 }

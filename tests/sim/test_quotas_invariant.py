@@ -6,10 +6,11 @@ from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
-from tests.support.stories import T0, job, policy
+from tests.support.stories import T0, given, job, on_sale, policy
 
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.job import JobPlaced, JobPreempted, JobQueued
-from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.kube.protocol import JOBS, PODS, QUOTAS
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId
@@ -103,4 +104,31 @@ def test_a_pod_that_replaces_a_deleted_one_may_be_refused(
         metadata=cluster.metadata("research", "q"), spec=core.QuotaSpec(hard={"pods": "1"}), status=full
     )
     invariant.on_refused(member("train-2"), quota)
+    assert bool(violations) == is_reported
+
+
+@pytest.mark.parametrize(("completed_count", "is_reported"), [(0, True), (1, False), (2, False)])
+def test_completed_members_need_no_quota(completed_count: int, *, is_reported: bool) -> None:
+    """Four of eight GPUs are used. A gang of two members with four GPUs each is bought for."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    cluster, violations = Kubernetes(loop.now), list[str]()
+    cluster.serve(QUOTAS)
+    (queued,) = (
+        told.fact
+        for told in job("train", members=3, member_count_min=2, gpus=4, namespace="research")
+        if isinstance(told.fact, JobQueued)
+    )
+    jobs = {JobId("train"): JobRow(spec=queued.spec, request_digest="", accepted_at=T0)}
+    invariant = ResourceQuotasInvariant(cluster, jobs, lambda _, what: violations.append(what))
+    status = core.JobStatus(succeeded=completed_count)
+    cluster.put(JOBS, core.Job(metadata=cluster.metadata("research", "train"), status=status))
+    container = core.Container(resources=core.ResourceList(requests={"nvidia.com/gpu": "4"}))
+    spec = core.PodSpec(containers=(container,))
+    cluster.put(PODS, core.Pod(metadata=cluster.metadata("research", "other"), spec=spec))
+    hard = core.QuotaSpec(hard={"requests.nvidia.com/gpu": "8"})
+    cluster.put(QUOTAS, core.ResourceQuota(metadata=cluster.metadata("research", "q"), spec=hard))
+
+    state = given(job("train", gpus=4), on_sale(), as_of=T0)
+    invariant.on_plan(plan(state, policy(), T0), is_calm=True)
     assert bool(violations) == is_reported

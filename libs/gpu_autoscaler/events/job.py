@@ -252,3 +252,4 @@ class JobResynced(_AboutJob, frozen=True, kw_only=True):
     started: JobStarted | None = None  # its latest start; None: not started yet
     estimated: JobEstimated | None = None  # its estimate; None: none yet
     scored: JobEstimateScored | None = None  # the score of its estimate; None: none yet
+    completed_pods: tuple[PodUid, ...] = ()  # members that completed and whose pods are gone

@@ -92,7 +92,7 @@ def _goes_on_without(state: ClusterState, job: JobRecord) -> bool:
         return False
     pods = job_pods(state, job.queued.job_id)
     left_count = sum(1 for pod in pods if is_member(pod) and pod.node_name is not None)
-    return left_count >= job.queued.spec.gang_count
+    return left_count + job.completed_count >= job.queued.spec.gang_count
 
 
 def _is_elastic(job: JobRecord) -> bool:

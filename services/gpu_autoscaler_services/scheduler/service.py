@@ -141,6 +141,7 @@ class Scheduler:
                     started=job.started,
                     estimated=job.estimated,
                     scored=job.scored,
+                    completed_pods=job.completed_pods,
                 )
 
     @property

@@ -406,7 +406,8 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
             yield Violation(f"nodes are bought for gang {key}, which is not waiting", demand=(key,))
             continue
         spec = job.queued.spec
-        members_count = sum(1 for pod in state.pods.values() if pod.job_id == spec.job_id and pod.phase != "failed")
+        members_count = job.completed_count
+        members_count += sum(1 for pod in state.pods.values() if pod.job_id == spec.job_id and pod.phase != "failed")
         least = spec.member_count if spec.member_count_min is None else spec.member_count_min
         places = members_count + _all_places(spec.member_resources, least - members_count, plan, state)
         if places < least:

@@ -200,7 +200,8 @@ def batching_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
                 priority = owner.queued.spec.priority
         elif kind == "job" and job is not None and job.queued is not None:
             came, priority = job.queued.queued_at, job.queued.spec.priority
-            if job.queued.spec.gang_count > 1 and not any(pod.job_id == name for pod in state.pods.values()):
+            missing_count = job.queued.spec.gang_count - job.completed_count
+            if missing_count > 1 and not any(pod.job_id == name for pod in state.pods.values()):
                 yield Violation(f"{subject} is a gang, and waits for a batch", demand=(subject,))
         else:
             yield Violation(

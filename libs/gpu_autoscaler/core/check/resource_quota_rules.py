@@ -49,8 +49,9 @@ def _spec(state: ClusterState, job_id: JobId) -> JobSpec | None:
 
 
 def _gang_missing(state: ClusterState, spec: JobSpec) -> int:
-    """Return the members of the gang without a pod; pods that exist are in the quota's own figure."""
-    return max(0, spec.gang_count - sum(pod.job_id == spec.job_id for pod in state.pods.values()))
+    """Return the members of the gang to come; pods that exist are in the quota's own figure."""
+    completed_count = state.jobs[spec.job_id].completed_count
+    return max(0, spec.gang_count - completed_count - sum(pod.job_id == spec.job_id for pod in state.pods.values()))
 
 
 def _counts(quota: PodQuotaObserved, spec: JobSpec) -> bool:

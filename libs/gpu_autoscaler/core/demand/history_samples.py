@@ -31,7 +31,7 @@ def gpu_counts(state: ClusterState) -> tuple[tuple[str, int], ...]:
     for job in queue(state):
         if job.queued is not None:
             spec = job.queued.spec
-            missing = max(0, spec.member_count - with_pods[spec.job_id])
+            missing = max(0, spec.member_count - with_pods[spec.job_id] - job.completed_count)
             counts[spec.gpu_model or ANY_KIND] += missing * spec.member_resources.gpu_count
     return tuple(sorted((kind, count) for kind, count in counts.items() if count))
 

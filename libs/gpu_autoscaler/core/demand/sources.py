@@ -430,6 +430,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
         shape = job_shape(spec)
         count = spec.gang_count if is_queued or job.placed is None else len(job.placed.node_uids)
         present_count = pods_per_job.get(job_id, 0) if not queries.is_moving(job) else _staying_count(state, job_id)
+        present_count += job.completed_count if is_queued else 0
         missing_count = count - present_count
         # Enough members have completed, but the job waits: it goes on with another one, which needs a place and quota.
         is_rest = is_queued and missing_count <= 0 and present_count < spec.member_count
@@ -452,7 +453,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
                 work_seconds_max=spec.duration_seconds_max,
                 prefers=() if is_queued else _placed_on(job),
             )
-        placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
+        placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids) + job.completed_count
         present_count = max(placed_count, present_count + is_rest)
         yield from elastic_members(spec, shape, job.queued.queued_at, present_count)
 

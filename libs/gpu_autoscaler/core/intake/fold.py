@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.intake.admission import job_id_of
 from gpu_autoscaler.core.intake.directives import fold_directive
-from gpu_autoscaler.core.intake.reported_demand import SOURCES_COUNT_MAX, violations_of
+from gpu_autoscaler.core.intake.reported_demand import fold_reported_demand
 from gpu_autoscaler.core.state.demand_history import EMPTY_HISTORY, HOURS_COUNT_MAX, add_sample
 from gpu_autoscaler.core.state.duration_history import fold_duration
 from gpu_autoscaler.core.state.hours import hour, hour_end
@@ -30,7 +30,6 @@ from gpu_autoscaler.core.state.state import (
     NoticeRecord,
     OrderRecord,
     RejectionRecord,
-    ReportedDemandRecord,
     Tombstone,
     Usable,
 )
@@ -38,12 +37,11 @@ from gpu_autoscaler.core.state.tables import Batch, E, Entities, version_of
 from gpu_autoscaler.core.state.upkeep_attempts import fold_upkeep
 from gpu_autoscaler.core.state.usage_history import fold_usage
 from gpu_autoscaler.events import catalog, gpu, job, node, pod, scaling, spot
-from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
-from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, ProviderId
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer_waits import GangBackoff
 from gpu_autoscaler.model.reasons.drain import DrainReason, GangAbandoned, ReleaseReason
@@ -241,28 +239,15 @@ def fold_rejections(batch: Batch, plan: Plan) -> None:
             rejections.remove(subject)
 
 
-def fold_reported_demand(batch: Batch, fact: DemandReported, at: datetime, sequence: int) -> None:
-    """Keep the last valid report of each source; a report with unknown count changes nothing.
-
-    The last one by sequence in the stream. Anybody may publish reports with any date, so they do not advance the time
-    of the stream. Readers skip expired reports; above SOURCES_COUNT_MAX the one that expires first is removed.
-    """
-    if fact.count is None or violations_of(fact, at):
-        return
-    reports = batch.reported_demand
-    known = reports.now.get(fact.source)
-    if known is not None and known.sequence >= sequence:
-        return
-    reports.set(fact.source, ReportedDemandRecord(reported=fact, reported_at=at, sequence=sequence))
-    if len(reports.now) > SOURCES_COUNT_MAX:
-        reports.remove(min(reports.now, key=lambda source: (reports.now[source].reported.until, source)))
-
-
 # By type, as a check against unions of types takes longer than most folds. Others are of a newer version, or of a test.
 _DOMAINS: Mapping[type[Fact], str] = {fact: fact.domain() for fact in catalog.FACTS}
 _WITHOUT_TIME = frozenset({"job", "demand", "shadow"})  # jobs advance it by some facts only, see `_job`
 # Fields of a JobRecord whose first fact counts.
 _HAPPEN_ONCE = ("requested", "queued", "cancel_requested", "estimated", "scored")
+
+
+def _joined(before: tuple[PodUid, ...], more: tuple[PodUid, ...]) -> tuple[PodUid, ...]:
+    return tuple(sorted({*before, *more}))
 
 
 def fold(state: ClusterState, recorded: Iterable[Recorded]) -> ClusterState:
@@ -347,17 +332,28 @@ class _Folding:
                 if pods.end(fact.pod_uid, Tombstone(version_of(fact), at, lost=lost)):
                     prune_pod(self._batch, fact.pod_uid, at)
                     self._pod_left(known, fact.node_name, at)
+                    if fact.phase == "succeeded":
+                        self._member_completed(fact.job_id, fact.pod_uid)
             case pod.PodListed():
                 self._opt_in(fact.opted_in_namespaces, fact.listed_at)
                 for uid, absent in pods.list(fact.pod_uids, version_of(fact), fact.listed_at):
                     pods.end(uid, Tombstone(version_of(fact), fact.listed_at))
                     prune_pod(self._batch, uid, fact.listed_at)
                     self._pod_left(absent, absent.node_name, fact.listed_at)
+                    if absent.phase == "succeeded":
+                        self._member_completed(absent.job_id, uid)
             case pod.PodWatched():
                 self._opt_in(fact.opted_in_namespaces, fact.watched_at)
                 pods.watch(version_of(fact), fact.watched_at)
             case _:
                 self._beside_pods(fact, at)
+
+    def _member_completed(self, job_id: JobId | None, uid: PodUid) -> None:
+        """Remember a completed member whose pod is gone: Kubernetes creates no other in its place."""
+        if job_id is None:
+            return
+        before = self._batch.jobs.get(job_id) or JobRecord()
+        self._batch.jobs.set(job_id, replace(before, completed_pods=_joined(before.completed_pods, (uid,))))
 
     def _opt_in(self, namespaces: tuple[str, ...] | None, at: datetime) -> None:
         synced = self._batch.pods.synced
@@ -546,7 +542,7 @@ class _Folding:
         if fact.requested is not None:
             first["requested_at"] = fact.requested_at or at
         before = self._batch.jobs.get(fact.job_id) or JobRecord()
-        after = replace(before, **first)
+        after = replace(before, **first, completed_pods=_joined(before.completed_pods, fact.completed_pods))
         for part in (fact.placed, fact.preempted, fact.started):
             after = after if part is None else apply_to_job(after, part, at)
         if after != before:

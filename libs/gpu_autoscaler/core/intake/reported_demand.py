@@ -1,6 +1,6 @@
-"""Validation of reported demand (`demand.reported`).
+"""Reported demand (`demand.reported`): its validation, and the reports that the state keeps.
 
-Used by `fold`, which ignores invalid reports, and by the scheduler and the gateway, which reject them.
+`fold` ignores invalid reports; the scheduler and the gateway reject them.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.admission import UNKNOWN_SUPPLY, admit
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY
+from gpu_autoscaler.core.state.state import ReportedDemandRecord
+from gpu_autoscaler.core.state.tables import Batch
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, ResourceRequest, Violation
@@ -34,6 +36,23 @@ def spec_of(fact: DemandReported) -> JobSpec:
     parsed = _parse(fact)
     assert isinstance(parsed, JobSpec), f"invalid report of {fact.source!r} in the state"  # noqa: S101 - a bug
     return parsed
+
+
+def fold_reported_demand(batch: Batch, fact: DemandReported, at: datetime, sequence: int) -> None:
+    """Keep the last valid report of each source; a report with unknown count changes nothing.
+
+    The last one by sequence in the stream. Anybody may publish reports with any date, so they do not advance the time
+    of the stream. Readers skip expired reports; above SOURCES_COUNT_MAX the one that expires first is removed.
+    """
+    if fact.count is None or violations_of(fact, at):
+        return
+    reports = batch.reported_demand
+    known = reports.now.get(fact.source)
+    if known is not None and known.sequence >= sequence:
+        return
+    reports.set(fact.source, ReportedDemandRecord(reported=fact, reported_at=at, sequence=sequence))
+    if len(reports.now) > SOURCES_COUNT_MAX:
+        reports.remove(min(reports.now, key=lambda source: (reports.now[source].reported.until, source)))
 
 
 @cached_by_identity(SOURCES_COUNT_MAX)

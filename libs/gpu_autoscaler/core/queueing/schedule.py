@@ -331,8 +331,8 @@ def _released(
                 bound.append(view)
     outcomes: dict[JobId, tuple[NodeView, ...] | DeferReason] = {}
     for job_id, bound in members_bound.items():
-        accepted = waiting[job_id].queued
-        count = len(bound) if accepted is None else accepted.spec.gang_count
+        accepted, completed_count = waiting[job_id].queued, waiting[job_id].completed_count
+        count = len(bound) if accepted is None else max(1, accepted.spec.gang_count - completed_count)
         others = None if job_id in running else in_queue.get(job_id)
         if others is not None:
             outcomes[job_id] = (*bound, *others) if isinstance(others, tuple) else others

@@ -17,6 +17,7 @@ from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
+from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.resources import Resources
@@ -64,6 +65,14 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     finished: job.JobFinished | None = None  # the first one
     run_scored: job.JobEstimateScored | None = None  # the first one
     unknown_since: Instant | None = None  # first time that neither a request nor an acceptance was known
+    completed_pods: tuple[PodUid, ...] = ()  # members that completed and whose pods are gone, sorted
+
+    @property
+    def completed_count(self) -> int:
+        """Members that need no pod any more and have none: a Job creates no other in place of one that completed. Other
+        runtimes may create all pods anew."""
+        is_kept = self.queued is not None and self.queued.spec.runtime is Runtime.JOB
+        return len(self.completed_pods) if is_kept else 0
 
 
 class OrderRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -10,7 +10,7 @@ from datetime import timedelta
 from gpu_autoscaler.core.policy.quota_settings import QuotasPolicy
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
-from gpu_autoscaler.kube.protocol import PODS, QUOTAS
+from gpu_autoscaler.kube.protocol import JOBS, PODS, QUOTAS
 from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
@@ -200,10 +200,15 @@ class ResourceQuotasInvariant:
                 and pod.status.phase not in ("Succeeded", "Failed")
                 and pod.metadata.labels.get(labels.JOB_ID) not in {spec.job_id for spec in specs}
             )
-            needed = sum(spec.gang_count * spec.member_resources.gpu_count for spec in specs)
+            needed = sum(self._missing_count(spec) * spec.member_resources.gpu_count for spec in specs)
             if used + needed > int(hard):
                 names = ", ".join(spec.job_id for spec in specs)
                 self._report(RESOURCE_QUOTAS_KEPT, f"bought for {names}: {needed} GPUs, but {used} of {hard} are used")
+
+    def _missing_count(self, spec: JobSpec) -> int:
+        """Return the members of the gang that have not completed; an elastic job may go on with one more."""
+        job = self._cluster.find(JOBS, spec.namespace, spec.job_id)
+        return max(1, spec.gang_count - (0 if job is None else job.status.succeeded or 0))
 
 
 def _gpus(specs: Iterable[JobSpec]) -> int:

@@ -32,7 +32,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
-from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.events.pod import PodGone, PodPhase
 from gpu_autoscaler.kube.translate.job import are_all_running
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
@@ -86,11 +86,11 @@ def member(number: int, *, on: str | None = None, **more: Any) -> Story:  # noqa
     return pod(f"a-{number}", gpus=8, on=on, job_id="a", owner_kind="Job", labels={labels.JOB_ID: "a"}, **more)
 
 
-def deleted(number: int, at_seconds: float) -> Story:
-    """The pod was deleted before it succeeded."""
+def deleted(number: int, at_seconds: float, *, phase: PodPhase = "running") -> Story:
+    """The pod was deleted in this phase."""
     fact = PodGone(
         epoch=EPOCH, version=2, pod_uid=PodUid(f"uid-a-{number}"), namespace="default", name=f"a-{number}",
-        node_name=f"n{number}", job_id=JobId("a"), phase="running",
+        node_name=f"n{number}", job_id=JobId("a"), phase=phase,
     )  # fmt: skip
     return (TimedFact(fact, T0 + timedelta(seconds=at_seconds)),)
 
@@ -262,6 +262,40 @@ def test_a_loss_below_the_minimum_ends_the_attempt() -> None:
     assert isinstance(lost, JobPreempted)
     assert lost.preempted_at == T0 + 90 * SECOND
     assert "a-2" in lost.cause
+
+
+def completed(count: int) -> tuple[Story, ...]:
+    """The pods of this many members have completed and were deleted, as with their nodes."""
+    return tuple(deleted(number, 60.0, phase="succeeded") for number in range(count))
+
+
+def test_completed_members_count_without_their_pods() -> None:
+    """Two have completed, the third is lost: the gang had all its members."""
+    assert after(given(*running(3), *completed(2), deleted(2, 90.0), as_of=T0 + HOUR)) == []
+    assert after(given(*running(3), *completed(1), deleted(2, 90.0), as_of=T0 + HOUR)) == []
+    assert after(given(*running(2), *completed(1), deleted(1, 90.0), as_of=T0 + HOUR)) == [JobPreempted]
+
+
+@pytest.mark.parametrize(
+    ("least", "completed_count", "bought_for"),
+    [
+        (2, 1, ["job/a", "member/a/3", "member/a/4", "member/a/5"]),
+        (2, 3, ["job/a", "member/a/5"]),
+        (2, 4, ["job/a"]),
+        (None, 3, ["job/a", "job/a"]),
+    ],
+)
+def test_nothing_is_bought_for_completed_members(
+    least: int | None, completed_count: int, bought_for: list[str]
+) -> None:
+    """All members have lost their nodes. A Job creates no pod in place of a completed one."""
+    names = tuple(f"n{number}" for number in range(5))
+    queued = job("a", members=5, member_count_min=least, placed_on=names, at=T0 - HOUR)
+    preempted = (TimedFact(_preempted(), T0 - MINUTE),)
+    lost = tuple(deleted(number, -60.0) for number in range(completed_count, 5))
+    state = given(queued, *completed(completed_count), *lost, preempted, on_sale(offer()))
+
+    assert sorted(key for each in buys(state) for key in wanted(each)) == bought_for
 
 
 def test_the_next_attempt_starts_with_the_minimum_bound() -> None:

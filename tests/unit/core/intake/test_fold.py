@@ -39,6 +39,7 @@ from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved, PodWatche
 from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeWithdrawn
 from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.jobs import Runtime
 
 LIFE = timedelta(hours=TOMBSTONE_HOURS + 1)  # in whole hours, so at most this
 
@@ -244,6 +245,31 @@ def test_a_job_published_again_restores_the_first_request() -> None:
     repeat = (TimedFact(request("train", job_name="other"), T0 + MINUTE),)
     for story in ((resynced,), (repeat, resynced), (resynced, repeat), (job("train"), repeat, resynced)):
         assert folded(*story).jobs[JobId("train")] == complete
+
+
+def test_completed_members_are_remembered_without_their_pods() -> None:
+    """In any order of the streams, by one report or a list, and from the job as it is published again."""
+    gone = TimedFact(
+        PodGone(epoch=EPOCH, version=9, pod_uid=PodUid("uid-a"), namespace="default", name="a", job_id=JobId("train"),
+                phase="succeeded"),
+        T0 + MINUTE,
+    )  # fmt: skip
+    running = pod("a", on="n1", job_id="train", phase="succeeded")
+    listed = TimedFact(PodListed(epoch=EPOCH, version=9, pod_uids=(), listed_at=T0 + MINUTE), T0 + MINUTE)
+    resynced = TimedFact(JobResynced(job_id=JobId("train"), completed_pods=(PodUid("uid-a"),)), T0 + MINUTE)
+    accepted = job("train", members=2)
+    for story in (
+        (accepted, running, (gone,)),
+        (running, (gone,), accepted),
+        (accepted, (gone,), (resynced,)),
+        (accepted, (resynced,), (gone,), (gone,)),
+        (accepted, running, (listed,)),
+        (accepted, (resynced,)),
+    ):
+        record = folded(*story).jobs[JobId("train")]
+        assert (record.completed_pods, record.completed_count) == ((PodUid("uid-a"),), 1), story
+    elsewhere = folded(job("train", members=2, runtime=Runtime.PYTORCHJOB), running, (gone,)).jobs[JobId("train")]
+    assert elsewhere.completed_count == 0, "it may create all pods anew"
 
 
 def test_the_start_of_a_job_is_the_earliest_reported() -> None:
