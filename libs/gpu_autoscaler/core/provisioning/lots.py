@@ -28,6 +28,12 @@ class Lot(msgspec.Struct, frozen=True, kw_only=True):
         return self.items[0]
 
     @property
+    def oldest(self) -> DemandItem:
+        """The item that waits longest: the lot waits no longer than it may. It need not be the first: a deadline or a
+        fair share may come before the time of waiting."""
+        return min(self.items, key=lambda item: item.since)
+
+    @property
     def key(self) -> str:
         """The key of the first item."""
         return self.first.key

@@ -205,7 +205,7 @@ class _Cover:
     def _defer_closed(self, short: Sequence[LotOutcome]) -> list[LotOutcome]:
         """Defer the lots for which nothing is bought now, whatever is available, and return the others."""
         for outcome in short:
-            outcome.reason = self._why_closed(outcome.lot.first)
+            outcome.reason = self._why_closed(outcome.lot.oldest)
             outcome.is_closed = outcome.reason is not None
         return [outcome for outcome in short if not outcome.is_closed]
 
@@ -222,7 +222,7 @@ class _Cover:
     def _defer_to_ending_work(self, short: Sequence[LotOutcome]) -> list[LotOutcome]:
         """Defer the lots that running work gives capacity within their allowed wait, and return the others."""
         reasons = [
-            self._expected_capacity.takes(outcome.lot.first, outcome.lot.shape, outcome.missing_count)
+            self._expected_capacity.takes(outcome.lot.oldest, outcome.lot.shape, outcome.missing_count)
             for outcome in short
         ]
         # Lots of one gang start together: waiting for capacity for a part of it gains nothing.

@@ -161,6 +161,15 @@ def test_work_below_high_priority_waits_for_spot(waiting: Story, seconds: float)
     assert outcome(*stories, at=end) == [ON_DEMAND.key]
 
 
+def test_a_job_waits_no_longer_because_a_younger_one_comes_first() -> None:
+    """Both are served together, the younger first for its deadline."""
+    urgent = job("urgent", at=T0, start_by_at=T0 + HOUR)
+    found = outcome(job("old", at=T0 - 6 * MINUTE), urgent, refused(), on_sale(SPOT, ON_DEMAND))
+
+    assert found == [ON_DEMAND.key, ON_DEMAND.key]
+    assert isinstance(outcome(urgent, refused(), on_sale(SPOT, ON_DEMAND))[0], SpotAwaited)
+
+
 def test_other_work_does_not_wait() -> None:
     """Neither urgent work, nor work excluded from spot, nor with the setting off."""
     sale = (refused(), on_sale(SPOT, ON_DEMAND))
