@@ -127,12 +127,26 @@ def _matching_offers(spec: JobSpec, policy: ScalingPolicy, cloud: Cloud) -> Iter
             and offer.price_micro_usd_per_hour is not None  # such an offer is not bought
             and any(_allows(pool, offer) for pool in policy.pools)
             and offer.zone not in {part.name for part in policy.limits.zones}
+            and _is_selected(spec, offer)
             and spec.member_resources.fits_in(offer.resources)
             and (not spec.models or offer.gpu_model in spec.models)
             and (spec.gpu_memory_bytes_min or 0) <= (offer.gpu_memory_bytes or 0)
             and (spec.is_preemptible or offer.capacity_type is not CapacityType.SPOT)
         ):
             yield offer
+
+
+def _is_selected(spec: JobSpec, offer: Offer) -> bool:
+    """True if the node selector of the job's template names nothing but this offer; what affinity allows is not
+    predicted."""
+    known = {
+        labels.ZONE: offer.zone,
+        labels.INSTANCE_TYPE: offer.instance_type,
+        labels.CAPACITY_TYPE: offer.capacity_type,
+        labels.GPU_MODEL: offer.gpu_model,
+    }
+    asked = spec.demands.node_selector
+    return not spec.demands.node_affinity and all(known.get(key) == value for key, value in asked)
 
 
 def _is_allowed(policy: ScalingPolicy, gpu_count: int, price: int, spec: JobSpec, offer: Offer) -> bool:
