@@ -22,7 +22,7 @@ from gpu_autoscaler.core.queueing.preemption import preemptions
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
-from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.events.pod import PodGone, PodPhase
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
@@ -145,7 +145,7 @@ class World:
         """The running job completes."""
         self.spans[job_id][-1][1] = self.at
         self._tell(JobFinished(job_id=job_id, outcome="completed", finished_at=self.at))
-        self._remove_pods(job_id)
+        self._remove_pods(job_id, phase="succeeded")
 
     def end_any(self, number: int) -> None:
         """One of the running jobs completes."""
@@ -172,13 +172,13 @@ class World:
             if spans[-1][1] is not None:
                 self._remove_pods(job_id)
 
-    def _remove_pods(self, job_id: JobId) -> None:
+    def _remove_pods(self, job_id: JobId, *, phase: PodPhase = "failed") -> None:
         for known in [known for known in self.state.pods.values() if known.job_id == job_id]:
             version = next(self._versions)
             self._tell(
                 PodGone(
                     epoch=known.epoch, version=version, pod_uid=PodUid(known.pod_uid), namespace=known.namespace,
-                    name=known.name, node_name=known.node_name, job_id=job_id, phase="succeeded",
+                    name=known.name, node_name=known.node_name, job_id=job_id, phase=phase,
                 )
             )  # fmt: skip
 

@@ -500,6 +500,7 @@ def _all_demand_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> 
     with_pods = {pod.job_id for pod in state.pods.values()} if state.jobs else set()
     for job_id, job in state.jobs.items():
         over = job.finished is not None or job.cancel_requested is not None or job.placed is not None
+        over = over or (job.queued is not None and job.completed_count >= job.queued.spec.member_count)
         if job.queued is not None and not over and job_id not in with_pods and f"job/{job_id}" not in accounted:
             yield Violation(
                 f"job {job_id} waits, and the plan neither buys for it nor defers it", demand=(f"job/{job_id}",)

@@ -276,6 +276,13 @@ def test_completed_members_count_without_their_pods() -> None:
     assert after(given(*running(2), *completed(1), deleted(1, 90.0), as_of=T0 + HOUR)) == [JobPreempted]
 
 
+def test_a_job_whose_members_have_all_completed_needs_nothing() -> None:
+    """Its end is not reported yet."""
+    state = given(job("a", members=2), *completed(2), on_sale(offer()))
+
+    assert buys(state) == []
+
+
 @pytest.mark.parametrize(
     ("least", "completed_count", "bought_for"),
     [
