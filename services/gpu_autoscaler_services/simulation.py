@@ -37,6 +37,7 @@ from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.idle_workloads import IdleWorkloads
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+from gpu_autoscaler_services.scaler.node_taints import NodeTaints
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
@@ -105,6 +106,7 @@ def scaler(adapters: AdapterBundle) -> Service:
             adapters.store,
             UpkeepSteps(
                 Finalizers(adapters.kube),
+                NodeTaints(adapters.kube),
                 CheckpointNotices(adapters.kube, adapters.hooks),
                 OrphanedNodes(adapters.kube, adapters.provider),
                 RequestAnswers(adapters.kube),

@@ -343,4 +343,26 @@ TESTED: Mapping[str, Planted] = {
         "    if not (cover.drains.returned_counted and tries_left):\n        return cover\n",
         "    if cover:\n        return cover\n",
     ),
+    "tests/unit/core/disruption/test_avoided_nodes.py::"
+    "test_the_node_that_costs_most_for_each_workload_is_avoided": Planted(
+        "new pods avoid the cheapest nodes",
+        4,
+        "libs/gpu_autoscaler/core/disruption/avoided_nodes.py",
+        "    are_open = _open([one.node for one in priced], counts)\n",
+        "    are_open = _open([one.node for one in reversed(priced)], counts)\n",
+    ),
+    "tests/unit/core/disruption/test_avoided_nodes.py::test_the_plan_check_knows_when_a_node_may_be_avoided": Planted(
+        "the plan check lets new pods avoid every node",
+        4,
+        "libs/gpu_autoscaler/core/check/upkeep_rules.py",
+        "    avoided |= {decision.node_uid for decision in avoids}\n",
+        "",
+    ),
+    "tests/integration/kube/test_node_taints.py::test_taints_of_others_are_kept": Planted(
+        "our taint takes the place of all others",
+        4,
+        "services/gpu_autoscaler_services/scaler/node_taints.py",
+        "msgspec.to_builtins([*others, *ours])",
+        "msgspec.to_builtins(ours)",
+    ),
 }

@@ -51,4 +51,4 @@ def test_a_job_is_served_where_its_template_lets_it_run(selector: dict[str, str]
         workloads=Workloads(cluster, loop, random.Random(1)),  # noqa: S311 - not for secrets
     )
 
-    assert servable(run) == ([JobId("train")] if is_servable else [])  # type: ignore[arg-type]
+    assert servable(run) == ([JobId("train")] if is_servable else [])

@@ -14,6 +14,7 @@ from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.idle_workloads import IdleWorkloads
+from gpu_autoscaler_services.scaler.node_taints import NodeTaints
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.request_answers import RequestAnswers
 from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
@@ -25,6 +26,7 @@ def steps_of(
     """Return the steps on this cluster and cloud."""
     return UpkeepSteps(
         Finalizers(kube),
+        NodeTaints(kube),
         CheckpointNotices(kube, hooks),
         OrphanedNodes(kube, provider),
         RequestAnswers(kube),

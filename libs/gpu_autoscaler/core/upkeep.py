@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from gpu_autoscaler.core.disruption.avoided_nodes import taint_changes
 from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes, is_karpenter_managed, unannounced_deletions
 from gpu_autoscaler.core.disruption.idle_jobs import IdleJob, IdleWorkload, idle_jobs, idle_workloads
 from gpu_autoscaler.core.disruption.interruption import reservation_ends
@@ -44,9 +45,11 @@ from gpu_autoscaler.model.decisions import (
     AnnounceReservationEnd,
     AnswerProvisioningRequest,
     AnyUpkeep,
+    AvoidNode,
     CancelIdleJob,
     DeferredUpkeep,
     EndIdleWorkload,
+    OpenNode,
     RemoveFinalizer,
     RemoveOrphanedNode,
     RequestCheckpoints,
@@ -63,6 +66,8 @@ from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_waits import PlanFull
 from gpu_autoscaler.model.reasons.preempt import beneficiary
 from gpu_autoscaler.model.reasons.upkeep import (
+    AvoidedInVain,
+    CheaperToEmpty,
     DeletedByKarpenter,
     FinalizerMissing,
     FinalizerUnneeded,
@@ -202,6 +207,25 @@ def _with_finalizer_change(
     for change in finalizer_changes(state, policy, as_of):
         if change.is_wanted is is_wanted and change.view.node is not None:
             yield change.view.node
+
+
+def _nodes_to_avoid(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
+    for change in taint_changes(state, policy, as_of):
+        if change.cause is None:
+            reason = CheaperToEmpty(
+                node_micro_usd_per_hour=change.node_micro_usd_per_hour,
+                open_micro_usd_per_hour=change.open_micro_usd_per_hour,
+            )
+            make = partial(AvoidNode, node_uid=change.node_uid, node_name=change.node_name, reason=reason)
+            yield _Due(f"node/{change.node_uid}", make)
+
+
+def _nodes_to_open(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
+    for change in taint_changes(state, policy, as_of):
+        if change.cause is not None:
+            reason = AvoidedInVain(cause=change.cause)
+            make = partial(OpenNode, node_uid=change.node_uid, node_name=change.node_name, reason=reason)
+            yield _Due(f"node/{change.node_uid}", make)
 
 
 def _unannounced_deletions(state: ClusterState, *_: object) -> Iterator[_Due]:
@@ -389,12 +413,15 @@ def _freeze_or_old_data(draft: Draft, state: ClusterState, policy: ScalingPolicy
 
 # Numbers and back-offs: our own; of a requeue those of Kueue's `requeuingStrategy`. Karpenter evicts at once, so that
 # its nodes are not waited for. The first back-off of a removal is a little longer than the time between two questions
-# to the cloud (`scaler/orphaned_nodes.py: ASKED_AGAIN_SECONDS`): the first attempt asks, the second one removes.
+# to the cloud (`scaler/orphaned_nodes.py: ASKED_AGAIN_SECONDS`): the first attempt asks, the second one removes. Taints
+# as many at once as cluster-autoscaler's `--max-bulk-soft-taint-count` allows by default.
 KINDS = (
     _Kind(AnswerProvisioningRequest, _answers, count_max=64, backoff_seconds=5.0, hold=_old_data),
     _Kind(RequestCheckpoints, _unannounced_deletions, count_max=32, backoff_seconds=5.0),
     _Kind(RemoveFinalizer, _unneeded_finalizers, count_max=32, backoff_seconds=15.0),
     _Kind(AddFinalizer, _missing_finalizers, count_max=32, backoff_seconds=15.0),
+    _Kind(OpenNode, _nodes_to_open, count_max=10, backoff_seconds=15.0, hold=_freeze),
+    _Kind(AvoidNode, _nodes_to_avoid, count_max=10, backoff_seconds=15.0, hold=_freeze_or_old_data),
     _Kind(RequestPreemptionCheckpoint, _preempted_jobs, count_max=64, backoff_seconds=15.0),
     _Kind(RequeueJob, _requeued_jobs, count_max=32, backoff_seconds=60.0, backoff_seconds_max=3600.0),
     _Kind(RequestJobCheckpoint, _due_checkpoints, count_max=32, backoff_seconds=600.0),

@@ -20,6 +20,8 @@ from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseR
 from gpu_autoscaler.model.reasons.preempt import PreemptReason
 from gpu_autoscaler.model.reasons.upkeep import (
     AnswerReason,
+    AvoidedInVain,
+    CheaperToEmpty,
     CheckpointDue,
     DeletedByKarpenter,
     FinalizerMissing,
@@ -234,6 +236,24 @@ class RemoveFinalizer(_NodeUpkeep, frozen=True, kw_only=True, tag="remove_finali
         return f"Remove our finalizer from node {self.node_name}. {self.reason.sentence()}"
 
 
+class AvoidNode(_NodeUpkeep, frozen=True, kw_only=True, tag="avoid_node"):
+    """Add our taint `PreferNoSchedule` to the node, so that it becomes empty; its pods stay."""
+
+    reason: CheaperToEmpty
+
+    def sentence(self) -> str:
+        return f"Let new pods avoid node {self.node_name} where they can. {self.reason.sentence()}"
+
+
+class OpenNode(_NodeUpkeep, frozen=True, kw_only=True, tag="open_node"):
+    """Remove our taint `PreferNoSchedule` from the node; the taints of others are kept."""
+
+    reason: AvoidedInVain
+
+    def sentence(self) -> str:
+        return f"Let new pods use node {self.node_name} like others. {self.reason.sentence()}"
+
+
 class RequestCheckpoints(_NodeUpkeep, frozen=True, kw_only=True, tag="request_checkpoints"):
     """Ask every pod on the node that has not been asked since `since` to save a checkpoint; evict none."""
 
@@ -403,6 +423,8 @@ AnyUpkeep = (
     RemoveOrphanedNode
     | AddFinalizer
     | RemoveFinalizer
+    | AvoidNode
+    | OpenNode
     | RequestCheckpoints
     | RequestJobCheckpoint
     | RequestPreemptionCheckpoint

@@ -39,6 +39,8 @@ EXPECTED_END = f"{PREFIX}/expected-end"  # on pods: RFC 3339 time at which their
 SPOT_INTERRUPTION_WARNING = f"{PREFIX}/spot-interruption-warning"  # "true"
 SPOT_TERMINATION_TIME = f"{PREFIX}/spot-termination-time"  # RFC 3339; without it two minutes
 TERMINATION_FINALIZER = f"{PREFIX}/termination"
+# Taint `PreferNoSchedule` of nodes that are to become empty: new pods go elsewhere where they can.
+AVOID_TAINT = f"{PREFIX}/avoid"
 
 # Keys of other projects that we honor.
 KARPENTER_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"

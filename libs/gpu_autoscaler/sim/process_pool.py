@@ -524,7 +524,7 @@ class Process:
         if isinstance(error, TransientError) and error.retry_after_seconds is not None:
             return error.retry_after_seconds
         backoff = self._limits.backoff
-        return min(backoff.first_seconds * 2.0 ** (max(tries_count, 1) - 1), backoff.seconds_max)
+        return min(backoff.first_seconds * 2.0 ** min(max(tries_count, 1) - 1, 64), backoff.seconds_max)
 
 
 async def _take(step: Step) -> Outcome:

@@ -14,6 +14,7 @@ from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.idle_workloads import IdleWorkloads
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+from gpu_autoscaler_services.scaler.node_taints import NodeTaints
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
@@ -42,6 +43,7 @@ async def compose(context: ProcessContext) -> Composed:
         store,
         UpkeepSteps(
             Finalizers(kube),
+            NodeTaints(kube),
             CheckpointNotices(kube, hooks),
             OrphanedNodes(kube, provider),
             RequestAnswers(kube),

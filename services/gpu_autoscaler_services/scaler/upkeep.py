@@ -20,8 +20,10 @@ from gpu_autoscaler.model.decisions import (
     AnnounceReservationEnd,
     AnswerProvisioningRequest,
     AnyUpkeep,
+    AvoidNode,
     CancelIdleJob,
     EndIdleWorkload,
+    OpenNode,
     RemoveFinalizer,
     RemoveOrphanedNode,
     RequestCheckpoints,
@@ -34,6 +36,7 @@ from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.idle_workloads import IdleWorkloads
+from gpu_autoscaler_services.scaler.node_taints import NodeTaints
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.request_answers import RequestAnswers
 
@@ -48,6 +51,7 @@ class UpkeepSteps:
     def __init__(
         self,
         finalizers: Finalizers,
+        node_taints: NodeTaints,
         checkpoint_notices: CheckpointNotices,
         orphaned_nodes: OrphanedNodes,
         request_answers: RequestAnswers,
@@ -55,6 +59,7 @@ class UpkeepSteps:
         now: Callable[[], datetime],
     ) -> None:
         self._finalizers = finalizers
+        self._node_taints = node_taints
         self._checkpoint_notices = checkpoint_notices
         self._orphaned_nodes = orphaned_nodes
         self._request_answers = request_answers
@@ -86,6 +91,9 @@ class UpkeepSteps:
         match decision:
             case AddFinalizer() | RemoveFinalizer():
                 await self._finalizers.write(decision)
+                return ()
+            case AvoidNode() | OpenNode():
+                await self._node_taints.write(decision)
                 return ()
             case RequestCheckpoints():
                 return await self._checkpoint_notices.send(decision, plan_id, self._now())

@@ -311,7 +311,7 @@ async def test_reservation_end_is_decided_and_published_once_and_ahead() -> None
     at = until - 10 * MINUTE
     assert decided(at - SECOND) == []
     (act,) = decided(at)
-    (notice,) = await UpkeepSteps(None, None, None, None, None, lambda: at).take(act, PlanId("p"))  # type: ignore[arg-type]
+    (notice,) = await UpkeepSteps(None, None, None, None, None, None, lambda: at).take(act, PlanId("p"))  # type: ignore[arg-type]
     assert isinstance(notice, SpotNoticeReceived)
     assert (notice.kind, notice.reclaim_at, notice.channel) == ("paid_period_over", until, "calendar")
     assert decided(at + MINUTE, (TimedFact(notice, at),)) == []
@@ -323,10 +323,10 @@ async def test_an_idle_job_is_canceled_by_a_fact_of_its_decision() -> None:
         action_id=ActionId("act"), job_id=JobId("train"), retry_at=T0 + MINUTE,
         reason=JobIdle(idle_seconds=3_600.0, idle_seconds_max=1_800.0, busy_ratio_max=0.05),
     )  # fmt: skip
-    (canceled,) = await UpkeepSteps(None, None, None, None, None, lambda: T0).take(act, PlanId("p"))  # type: ignore[arg-type]
+    (canceled,) = await UpkeepSteps(None, None, None, None, None, None, lambda: T0).take(act, PlanId("p"))  # type: ignore[arg-type]
     assert isinstance(canceled, JobCancelRequested)
     assert (canceled.job_id, canceled.requested_by) == ("train", "gpu-autoscaler")
     assert canceled.note == "its GPU utilization was at most 5 % for 1 h"
     assert canceled.condition() == "job_cancel_requested/train/act"
-    late = UpkeepSteps(None, None, None, None, None, lambda: T0 + MINUTE)  # type: ignore[arg-type]
+    late = UpkeepSteps(None, None, None, None, None, None, lambda: T0 + MINUTE)  # type: ignore[arg-type]
     assert await late.take(act, PlanId("p")) == ()

@@ -201,6 +201,7 @@ async def test_node_requirements_become_required_affinity(bench: Bench) -> None:
     assert template["tolerations"] == [
         {"key": "nvidia.com/gpu", "operator": "Exists"},
         {"key": "gpu", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
+        {"key": "gpu-autoscaler.io/avoid", "operator": "Exists", "effect": "PreferNoSchedule"},
     ]
 
 

@@ -1,7 +1,7 @@
 """Rules of the plan check on upkeep. Shares no code with the step: what each act rests on is read again."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
@@ -21,9 +21,11 @@ from gpu_autoscaler.model.decisions import (
     AnnounceReservationEnd,
     AnswerProvisioningRequest,
     AnyUpkeep,
+    AvoidNode,
     CancelIdleJob,
     DrainNode,
     EndIdleWorkload,
+    OpenNode,
     Plan,
     RemoveFinalizer,
     RemoveOrphanedNode,
@@ -42,6 +44,8 @@ _COUNT_MAX: Mapping[type[UpkeepDecision], int] = {
     RemoveOrphanedNode: 8,
     AddFinalizer: 32,
     RemoveFinalizer: 32,
+    AvoidNode: 10,
+    OpenNode: 10,
     RequestCheckpoints: 32,
     RequestJobCheckpoint: 32,
     RequestPreemptionCheckpoint: 64,
@@ -75,6 +79,7 @@ def upkeep_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) ->
         what = _unjustified(decision, plan.as_of, state, policy)
         if what is not None:
             yield Violation(f"{decision.tag()} on {decision.subject}: {what}", decision)
+    yield from _closed_fleet(decisions, state)
 
 
 def _attempt(decision: AnyUpkeep, plan: Plan, state: ClusterState) -> Iterator[Violation]:
@@ -92,10 +97,11 @@ def _unjustified(decision: AnyUpkeep, as_of: datetime, state: ClusterState, poli
     match decision:
         case RemoveOrphanedNode():
             return _has_instance(decision, as_of, state, policy)
-        case AddFinalizer():
-            return _needs_none(decision, state, policy)
-        case RemoveFinalizer():
-            return _needs_it(decision, state, policy)
+        case AddFinalizer() | RemoveFinalizer():
+            is_added = isinstance(decision, AddFinalizer)
+            return _needs_none(decision, state, policy) if is_added else _needs_it(decision, state, policy)
+        case AvoidNode() | OpenNode():
+            return _unjustified_taint(decision, as_of, state, policy)
         case RequestCheckpoints():
             return _is_not_leaving(decision, state)
         case RequestJobCheckpoint():
@@ -184,7 +190,7 @@ def _is_listed(provider_id: ProviderId, as_of: datetime, state: ClusterState) ->
 # ---- finalizers, and deletions by Karpenter
 
 
-def _needs_none(decision: AddFinalizer, state: ClusterState, policy: ScalingPolicy) -> str | None:
+def _needs_none(decision: AddFinalizer | RemoveFinalizer, state: ClusterState, policy: ScalingPolicy) -> str | None:
     node = state.nodes.get(decision.node_uid)
     if node is None or node.name != decision.node_name or not _is_managed(node, state):
         return "no such node of ours is known"
@@ -193,7 +199,7 @@ def _needs_none(decision: AddFinalizer, state: ClusterState, policy: ScalingPoli
     return "the node has it, or is being deleted" if node.has_finalizer or node.deleting_since is not None else None
 
 
-def _needs_it(decision: RemoveFinalizer, state: ClusterState, policy: ScalingPolicy) -> str | None:
+def _needs_it(decision: AddFinalizer | RemoveFinalizer, state: ClusterState, policy: ScalingPolicy) -> str | None:
     node = state.nodes.get(decision.node_uid)
     if node is None or node.name != decision.node_name or not node.has_finalizer:
         return "no such node with it is known"
@@ -202,6 +208,59 @@ def _needs_it(decision: RemoveFinalizer, state: ClusterState, policy: ScalingPol
     if node.deleting_since is None:
         return "the node is not being deleted"
     return _is_alive(node, state)
+
+
+# ---- taints of nodes that new pods avoid
+
+
+def _unjustified_taint(
+    decision: AvoidNode | OpenNode, as_of: datetime, state: ClusterState, policy: ScalingPolicy
+) -> str | None:
+    node, is_added = state.nodes.get(decision.node_uid), isinstance(decision, AvoidNode)
+    if node is None or node.name != decision.node_name or (is_added and not _is_managed(node, state)):
+        return "no such node of ours is known"
+    if _is_avoided(node) == is_added:
+        return "the node has the taint" if is_added else "the node does not have the taint"
+    if _is_frozen(state, policy, as_of):
+        return "scaling is frozen"
+    if is_added and not policy.removal.is_avoid_taint_on:
+        return "the policy forbids it"
+    if is_added and not any(_is_plain(pod) for pod in state.pods.values()):
+        return "every pod with GPUs tolerates the taint"
+    return None
+
+
+def _is_avoided(node: NodeObserved) -> bool:
+    return any(taint.key == labels.AVOID_TAINT for taint in node.taints)
+
+
+def _is_plain(pod: PodObserved) -> bool:
+    """True for a pod with GPUs that has not ended, and does not tolerate the taint."""
+    tolerates = any(
+        each.key in ("", labels.AVOID_TAINT) and each.effect in ("", "PreferNoSchedule")
+        for each in pod.demands.tolerations
+    )
+    return pod.requests.gpu_count > 0 and pod.phase not in ("succeeded", "failed") and not tolerates
+
+
+def _closed_fleet(decisions: Iterable[AnyUpkeep], state: ClusterState) -> Iterator[Violation]:
+    """Yield plans after which new pods avoid each ready node with a GPU that no pod has requested."""
+    avoids = [decision for decision in decisions if isinstance(decision, AvoidNode)]
+    if not avoids:
+        return
+    avoided = {node.node_uid for node in state.nodes.values() if _is_avoided(node)}
+    avoided -= {decision.node_uid for decision in decisions if isinstance(decision, OpenNode)}
+    avoided |= {decision.node_uid for decision in avoids}
+    held_counts: Counter[str | None] = Counter()
+    for pod in state.pods.values():
+        if pod.phase not in ("succeeded", "failed"):
+            held_counts[pod.node_name] += pod.requests.gpu_count
+    if not any(
+        node.is_ready and not node.is_cordoned and node.allocatable.gpu_count > held_counts[node.name]
+        for node in state.nodes.values()
+        if node.node_uid not in avoided
+    ):
+        yield Violation("new pods avoid every node with free GPUs", *avoids)
 
 
 def _is_alive(node: NodeObserved, state: ClusterState) -> str | None:

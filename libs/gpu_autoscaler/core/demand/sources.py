@@ -159,10 +159,11 @@ _CRITICAL_POD_PRIORITY_MIN = 2_000_000_000
 
 # Of jobs with GPUs. The nodes' GPU taint, which the API server's ExtendedResourceToleration tolerates for pods that ask
 # for GPUs (Kubernetes documentation, "Admission Control in Kubernetes", read 2026-11-21), and the taint that people put
-# on GPU nodes by hand (docs/decisions.md#pool-templates).
+# on GPU nodes by hand (docs/decisions.md#pool-templates). The scheduler names the nodes of jobs, also avoided ones.
 GPU_TOLERATIONS = (
     Toleration(key=GPU_RESOURCE, operator="Exists"),
     Toleration(key="gpu", value="true", effect="NoSchedule"),
+    Toleration(key=labels.AVOID_TAINT, operator="Exists", effect="PreferNoSchedule"),
 )
 _GPU_DEMANDS = NodeDemands(tolerations=GPU_TOLERATIONS)
 

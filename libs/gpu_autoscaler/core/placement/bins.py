@@ -61,7 +61,7 @@ def node_bin(view: NodeView, pods: PodsByNode, readiness: BinReadiness) -> Bin:
         readiness=readiness,
         labels=view.labels if view.zone is None else {labels.ZONE: view.zone, **view.labels},
         pods=bound,
-        taints=view.taints,
+        taints=tuple(taint for taint in view.taints if taint.key != labels.AVOID_TAINT),
         gpu_model=view.gpu_model,
         gpu_memory_bytes=view.gpu_memory_bytes,
         capacity_type=view.capacity_type,

@@ -255,6 +255,16 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     is_drift_on: Annotated[
         bool, about("If true, nodes that no longer match their pool are replaced.", "Karpenter, Disruption, Drift")
     ] = True
+    is_avoid_taint_on: Annotated[
+        bool,
+        about(
+            "If true, GPU nodes that cost most for their work get the taint gpu-autoscaler.io/avoid "
+            "(PreferNoSchedule) while pods with GPUs run that do not tolerate it, as jobs of the queue do: new ones go "
+            "elsewhere where they can, and the nodes become empty. False removes the taints, for instance before an "
+            "uninstall.",
+            "cluster-autoscaler FAQ, soft taints of unneeded nodes",
+        ),
+    ] = True
     is_finalizer_on: Annotated[
         bool,
         about(

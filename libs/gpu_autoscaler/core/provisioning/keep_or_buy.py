@@ -5,7 +5,6 @@ is expected to end 1/(k + 1) of that mean after the last of k: so much longer do
 A new node costs its boot besides the run, and the job waits for it. Both prices are compared for one member.
 """
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import NamedTuple
@@ -17,14 +16,13 @@ from gpu_autoscaler.core.demand.elastic import OrderedBins
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand.sources import job_spec
 from gpu_autoscaler.core.next_change import note, plain
-from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Table, bin_key
-from gpu_autoscaler.core.placement.bins import free_resources
+from gpu_autoscaler.core.nodes.views import NodeIndex, bin_key
 from gpu_autoscaler.core.placement.engine import FreeCapacity
+from gpu_autoscaler.core.placement.kept_nodes import WITH_FREE_GPUS
 from gpu_autoscaler.core.placement.resources import Floats, Ints
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.offers import UNKNOWN_PRICE, OfferCatalog
-from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec
 
@@ -32,45 +30,6 @@ from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec
 RUN_SECONDS = 1800.0
 # Time in which a plan buys the node. Without one, limits or the cloud prevent it, and the job uses what is free.
 BUY_SECONDS_MAX = 30.0
-
-
-class _Kept(NamedTuple):
-    """A node with free GPUs."""
-
-    view: NodeView
-    micro_usd_per_hour: int  # its price
-    jobs_count: int  # that run there
-    free_gpu_count: int
-
-
-class _WithFreeGpus(Table[Mapping[str, _Kept]]):
-    """Our nodes of known price that have whole GPUs free, by name."""
-
-    def build(self, nodes: NodeIndex) -> Mapping[str, _Kept]:
-        """Look at all nodes."""
-        return {kept.view.name: kept for view in nodes if (kept := _kept(view, nodes)) is not None}
-
-    def update(
-        self, table: Mapping[str, _Kept], removed: Sequence[NodeView], added: Sequence[NodeView], nodes: NodeIndex
-    ) -> Mapping[str, _Kept]:
-        """Replace the changed nodes."""
-        new = {kept.view.name: kept for view in added if (kept := _kept(view, nodes)) is not None}
-        out = {view.name for view in removed} & table.keys()
-        return table if not new and not out else {name: table[name] for name in table.keys() - out} | new
-
-
-_WITH_FREE_GPUS = _WithFreeGpus()
-
-
-def _kept(view: NodeView, nodes: NodeIndex) -> _Kept | None:
-    price = view.price_micro_usd_per_hour
-    if not price or not view.is_ours or not view.is_schedulable:
-        return None
-    free_gpu_count = free_resources(view, nodes.pods).gpu_count
-    if free_gpu_count <= 0:
-        return None
-    running = {pod.job_id or pod.pod_uid for pod in nodes.pods.get(view.name, ()) if counts_for_idleness(pod)}
-    return _Kept(view, price, len(running), free_gpu_count)
 
 
 class _Columns(NamedTuple):
@@ -169,9 +128,9 @@ class KeepOrBuy:
 
     @cached_property
     def _columns(self) -> _Columns:
-        kept = sorted(self._nodes.table(_WITH_FREE_GPUS).values(), key=lambda entry: entry.view.name)
+        kept = sorted(self._nodes.table(WITH_FREE_GPUS).values(), key=lambda entry: entry.view.name)
         overhead = self._policy.node_overhead_micro_usd_per_hour
-        prices = [(entry.micro_usd_per_hour + overhead) / (entry.jobs_count + 1) for entry in kept]
+        prices = [entry.shared_micro_usd_per_hour(overhead) for entry in kept]
         return _Columns(
             keys=tuple(bin_key(entry.view) for entry in kept),
             micro_usd_per_hour=np.array(prices, dtype=np.float64),

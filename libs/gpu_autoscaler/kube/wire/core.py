@@ -292,6 +292,7 @@ class WireTaint(Wire, frozen=True, kw_only=True):
     key: str
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
     value: str = ""
+    time_added: datetime | None = None  # of NoExecute: how long pods tolerate it counts from then
 
 
 class NodeSpec(Wire, frozen=True, kw_only=True):

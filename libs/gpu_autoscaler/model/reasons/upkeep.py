@@ -3,7 +3,7 @@
 from typing import Literal
 
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.format import counted, duration, instant, percent
+from gpu_autoscaler.model.format import counted, duration, instant, percent, price
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.base import Reason, ReasonWithoutRemedy
@@ -40,6 +40,33 @@ class FinalizerUnneeded(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="fin
             "instance_ended": "The node object is deleted and its instance has ended.",
             "policy": "The policy uses no finalizers.",
             "karpenter": "Karpenter manages the node and drains it itself.",
+        }[self.cause]
+
+
+class CheaperToEmpty(Reason, frozen=True, kw_only=True, tag="cheaper_to_empty"):
+    """Other nodes with free GPUs cost less for each workload on them, with one more."""
+
+    node_micro_usd_per_hour: int  # price of the node, shared by its workloads and one more
+    open_micro_usd_per_hour: int  # likewise, of the most expensive node that stays open to new pods
+
+    def sentence(self) -> str:
+        here, there = price(self.node_micro_usd_per_hour), price(self.open_micro_usd_per_hour)
+        return f"With one more workload, each costs {here} here, and at most {there} on the nodes that stay open."
+
+    def remedy(self) -> str:
+        return "To let pods avoid no nodes, set removal.is_avoid_taint_on to false."
+
+
+class AvoidedInVain(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="avoided_in_vain"):
+    """New pods avoid the node, and need not."""
+
+    cause: Literal["cheapest", "no_pods", "policy"]  # why they need not
+
+    def sentence(self) -> str:
+        return {
+            "cheapest": "It is among the nodes with free GPUs where one more workload costs least.",
+            "no_pods": "No pod with GPUs is left that does not tolerate the taint.",
+            "policy": "The policy lets pods avoid no nodes.",
         }[self.cause]
 
 
@@ -321,6 +348,8 @@ UpkeepReason = (
     InstanceGone
     | FinalizerMissing
     | FinalizerUnneeded
+    | CheaperToEmpty
+    | AvoidedInVain
     | DeletedByKarpenter
     | JobIdle
     | RequestAccepted

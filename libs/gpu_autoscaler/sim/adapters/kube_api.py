@@ -177,17 +177,29 @@ class SimKube:
     # ---- writing
 
     async def patch_node(self, name: str, patch: Mapping[str, Any]) -> core.Node:
-        """Apply a merge patch to the node: its `unschedulable`, or its finalizers."""
+        """Apply a merge patch to the node: its `unschedulable`, its finalizers, or its taints."""
         await self._before_call()
         node = self._get(NODES, "", name)
         self._check_uid(node, patch)
         if (finalizers := patch.get("metadata", {}).get("finalizers")) is not None:
             return await self._patch_finalizers(node, tuple(finalizers), patch["metadata"]["resourceVersion"])
+        if (taints := (patch.get("spec") or {}).get("taints")) is not None:
+            return await self._patch_taints(node, taints, patch["metadata"]["resourceVersion"])
         is_cordoned = bool((patch.get("spec") or {}).get("unschedulable"))
         if is_cordoned != node.spec.unschedulable:
             node = self._cluster.put(NODES, replace(node, spec=replace(node.spec, unschedulable=is_cordoned)))
         await self._boundary.after_call("kube_answer_lost")
         return node
+
+    async def _patch_taints(self, node: core.Node, taints: Sequence[Mapping[str, str]], version: str) -> core.Node:
+        """Patch taints at the resource version that was read."""
+        if version != node.metadata.resource_version:
+            raise Conflict(f"patch nodes {node.metadata.name}: it has changed")
+        self._observer.taints_patched(node, [taint["key"] for taint in taints])
+        tainted = replace(node.spec, taints=msgspec.convert(taints, tuple[core.WireTaint, ...]))
+        kept = self._cluster.put(NODES, replace(node, spec=tainted))
+        await self._boundary.after_call("kube_answer_lost")
+        return kept
 
     async def _patch_finalizers(self, node: core.Node, finalizers: tuple[str, ...], version: str) -> core.Node:
         """Patch finalizers at the resource version that was read. Removing the last finalizer of a deleted node removes

@@ -222,6 +222,9 @@ class InvariantMonitor(Observer):
         elif machine.state != "terminated":
             self.report(NO_VOLUNTARY_REMOVAL, f"{node.metadata.name} was deleted, but its machine is {machine.state}")
 
+    def taints_patched(self, node: core.Node, keys: Sequence[str]) -> None:
+        self._upkeep.taints_patched(node, keys)
+
     def finalizers_patched(self, node: core.Node, finalizers: Sequence[str]) -> None:
         self._upkeep.finalizers_patched(node, finalizers)
 

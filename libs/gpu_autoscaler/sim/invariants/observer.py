@@ -25,5 +25,8 @@ class Observer:
     def finalizers_patched(self, node: core.Node, finalizers: Sequence[str]) -> None:
         """A process changes the finalizers of a node."""
 
+    def taints_patched(self, node: core.Node, keys: Sequence[str]) -> None:
+        """A process changes the taints of a node."""
+
     def pod_annotated(self, pod: core.Pod, annotations: Mapping[str, str]) -> None:
         """A process annotates a pod."""

@@ -20,8 +20,10 @@ from gpu_autoscaler.model.decisions import (
     AnnounceReservationEnd,
     AnyDecision,
     AnyUpkeep,
+    AvoidNode,
     CancelIdleJob,
     DrainNode,
+    OpenNode,
     Plan,
     RemoveFinalizer,
     RemoveOrphanedNode,
@@ -96,6 +98,14 @@ class UpkeepInvariant:
             self._check(AddFinalizer, subject, node.metadata.name)
         elif upkeep_key(RemoveOrphanedNode.tag(), subject) not in self._decided:
             self._check(RemoveFinalizer, subject, node.metadata.name)
+
+    def taints_patched(self, node: core.Node, keys: Sequence[str]) -> None:
+        """A process changes the taints of a node: only ours, and as a plan has decided."""
+        before, after = {taint.key for taint in node.spec.taints}, set(keys)
+        if before ^ after != {labels.AVOID_TAINT}:
+            self._report(UPKEEP_JUSTIFIED, f"{node.metadata.name}: taints {sorted(before)} became {sorted(after)}")
+        kind = AvoidNode if labels.AVOID_TAINT in after else OpenNode
+        self._check(kind, f"node/{node.metadata.uid}", node.metadata.name)
 
     def pod_annotated(self, pod: core.Pod, annotations: Mapping[str, str]) -> None:
         """A process annotates a pod; a drain of its node asks for a checkpoint too."""

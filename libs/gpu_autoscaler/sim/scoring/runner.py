@@ -116,5 +116,7 @@ def unmanaged(manifest: dict[str, Any], spec: JobSpec) -> dict[str, Any]:
     if spec.workload_type != CHECKPOINTING_WORKLOAD:
         protection = {labels.SAFE_TO_EVICT: "false", labels.KARPENTER_DO_NOT_DISRUPT: "true"}
         metadata["annotations"] = {**metadata.get("annotations", {}), **protection}
-    template = {"metadata": metadata, "spec": {**template["spec"], "priority": spec.priority}}
+    tolerations = [each for each in template["spec"].get("tolerations", ()) if each.get("key") != labels.AVOID_TAINT]
+    pod_spec = {**template["spec"], "priority": spec.priority, "tolerations": tolerations}
+    template = {"metadata": metadata, "spec": pod_spec}
     return {**manifest, "spec": {**manifest["spec"], "suspend": False, "template": template}}

@@ -188,7 +188,7 @@ function jobTime(job, now) {
   return duration((now - new Date(from)) / 1000);
 }
 
-const VERBS = { buy_node: ["buy", "buy"], drain_node: ["drain", "drain"], cancel_drain: ["keep", "buy"], release_instance: ["release", "drain"], remove_orphaned_node: ["remove", "drain"], add_finalizer: ["guard", "deferred"], remove_finalizer: ["unguard", "deferred"], request_checkpoints: ["save", "drain"], requeue_job: ["requeue", "deferred"], cancel_idle_job: ["cancel", "drain"], announce_reservation_end: ["notice", "drain"] };
+const VERBS = { buy_node: ["buy", "buy"], drain_node: ["drain", "drain"], cancel_drain: ["keep", "buy"], release_instance: ["release", "drain"], remove_orphaned_node: ["remove", "drain"], add_finalizer: ["guard", "deferred"], remove_finalizer: ["unguard", "deferred"], avoid_node: ["avoid", "deferred"], open_node: ["open", "deferred"], request_checkpoints: ["save", "drain"], requeue_job: ["requeue", "deferred"], cancel_idle_job: ["cancel", "drain"], announce_reservation_end: ["notice", "drain"] };
 
 /** Acts of upkeep are missing in answers of earlier gateways. */
 const decisionsOf = (plan) => [...plan.decisions, ...(plan.upkeep ?? [])];
@@ -248,7 +248,7 @@ function objectLabel(subject, names, place) {
 }
 
 /** Nodes can be explained; offers and instances cannot. */
-const NODE_DECISIONS = new Set(["drain_node", "cancel_drain", "remove_orphaned_node", "add_finalizer", "remove_finalizer", "request_checkpoints"]);
+const NODE_DECISIONS = new Set(["drain_node", "cancel_drain", "remove_orphaned_node", "add_finalizer", "remove_finalizer", "avoid_node", "open_node", "request_checkpoints"]);
 
 function subjectLabel({ decision, subject, action_id }) {
   if (decision === "cancel_idle_job") return whyButton("job", subject, subject, action_id);

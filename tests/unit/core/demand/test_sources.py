@@ -133,7 +133,7 @@ def test_critical_pods_are_not_placed_on_spot() -> None:
 
 
 def test_jobs_with_gpus_tolerate_the_taints_of_gpu_nodes() -> None:
-    """That of the device plugin, and the one that people set; jobs without GPUs tolerate none."""
+    """Of the device plugin, of people, and of avoided nodes; jobs without GPUs tolerate none."""
     state = given(job("gpu"), job("cpu", gpus=0))
     gpu, cpu = (state.jobs[JobId(name)].queued for name in ("gpu", "cpu"))
     assert gpu is not None
@@ -142,6 +142,7 @@ def test_jobs_with_gpus_tolerate_the_taints_of_gpu_nodes() -> None:
     assert job_shape(gpu.spec).demands.tolerations == (
         Toleration(key="nvidia.com/gpu", operator="Exists"),
         Toleration(key="gpu", operator="Equal", value="true", effect="NoSchedule"),
+        Toleration(key="gpu-autoscaler.io/avoid", operator="Exists", effect="PreferNoSchedule"),
     )
     assert job_shape(cpu.spec).demands.tolerations == ()
 
