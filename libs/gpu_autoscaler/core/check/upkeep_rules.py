@@ -249,7 +249,6 @@ def _closed_fleet(decisions: Iterable[AnyUpkeep], state: ClusterState) -> Iterat
     if not avoids:
         return
     avoided = {node.node_uid for node in state.nodes.values() if _is_avoided(node)}
-    avoided -= {decision.node_uid for decision in decisions if isinstance(decision, OpenNode)}
     avoided |= {decision.node_uid for decision in avoids}
     held_counts: Counter[str | None] = Counter()
     for pod in state.pods.values():

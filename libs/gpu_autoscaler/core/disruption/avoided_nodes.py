@@ -125,7 +125,9 @@ def _changes(
             opened.append(TaintChange(uid, name, "cheapest"))
         elif uid is not None and name not in are_open and not one.is_avoided:
             closed.append(TaintChange(uid, name, None, round(one.cost), round(open_cost)))
-    return (*opened, *reversed(closed))
+    # Until one of them is open in fact, none is closed: new pods would have no preference at all.
+    is_one_open = any(one.node.view.name in are_open and not one.is_avoided for one in priced)
+    return (*opened, *reversed(closed)) if is_one_open else tuple(opened)
 
 
 class _Priced(NamedTuple):

@@ -73,7 +73,14 @@ def test_an_avoided_node_is_opened_when_it_is_among_the_cheapest() -> None:
     """One that costs as much as the open one is not: taints do not change back and forth."""
     story = (node("a", CHEAP, taints=AVOIDED), node("b", CHEAP), on("b"))
     assert changes(*story, on("a")) == {}
-    assert changes(*story, on("a", 2)) == {"a": "cheapest", "b": "avoided"}
+    assert changes(*story, on("a", 2)) == {"a": "cheapest"}
+
+
+def test_a_node_is_avoided_only_while_another_is_open_in_fact() -> None:
+    """Not before the taint of the node that takes its place is gone."""
+    story = (node("a", CHEAP), node("b", CHEAP), on("b"), on("a", 2))
+    assert changes(*story) == {"b": "avoided"}
+    assert changes(node("a", CHEAP, taints=AVOIDED), *story[1:]) == {"a": "cheapest"}
 
 
 def test_nothing_is_avoided_where_every_pod_tolerates_it() -> None:
