@@ -13,7 +13,7 @@ from tests.support.stories import T0
 
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
-from gpu_autoscaler.kube.protocol import NODES, PODS
+from gpu_autoscaler.kube.protocol import NODES, PODS, Conflict
 from gpu_autoscaler.kube.wire.core import WireTaint
 from gpu_autoscaler.model.decisions import AvoidNode, OpenNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid
@@ -59,7 +59,12 @@ async def write(kube: KubeClient, name: str, *, is_avoided: bool, uid: str | Non
         decision = AvoidNode(
             action_id=act, attempts_count=1, retry_at=T0, node_uid=node_uid, node_name=name, reason=cheaper
         )
-    await NodeTaints(kube).write(decision)
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await NodeTaints(kube).write(decision)
+            except Conflict:  # KWOK reports the node; in the product a later plan decides it again
+                continue
 
 
 async def taints(kube: KubeClient, name: str) -> tuple[WireTaint, ...]:

@@ -101,7 +101,12 @@ async def test_a_job_of_each_kind_keeps_every_field(outside: KubeHttp, kube: Kub
         assert all("rack" in each_keys and len(each_keys) > 1 for each_keys in keys), "the template's term and ours"
         assert each["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
         assert each["metadata"]["labels"][labels.JOB_ID] == job.spec.job_id
-        assert [toleration["key"] for toleration in each["spec"]["tolerations"]] == ["team", "nvidia.com/gpu", "gpu"]
+        assert [toleration["key"] for toleration in each["spec"]["tolerations"]] == [
+            "team",
+            "nvidia.com/gpu",
+            "gpu",
+            "gpu-autoscaler.io/avoid",
+        ]
 
 
 async def test_a_member_is_admitted_as_a_pod(outside: KubeHttp, kube: KubeClient) -> None:

@@ -12,12 +12,12 @@ from gpu_autoscaler.core.demand.elastic import elastic_job_of
 from gpu_autoscaler.core.disruption import brake, repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
-from gpu_autoscaler.core.disruption.move_price import paid_reservation
+from gpu_autoscaler.core.disruption.move_price import SPAN_SECONDS, paid_reservation
 from gpu_autoscaler.core.disruption.spare_nodes import Spare, expected_uses
 from gpu_autoscaler.core.disruption.utilization import underutilized, utilization_cooldown
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.override_bounds import exceeded_override
-from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer
+from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer, start_of_span
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, Selected, bin_key
@@ -166,7 +166,7 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     if not policy.is_consolidation_on or not is_quiet:
         return draft
     little = underutilized(draft, state, policy)
-    for view in sorted(_underused(draft, little, policy), key=lambda view: _cost_to_empty(view, draft, policy)):
+    for view in _cheapest_first(list(_underused(draft, little, policy)), draft, policy):
         pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
         reason = (
             _kept_as_paid(view, state, policy, draft.as_of)
@@ -191,10 +191,18 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     return draft
 
 
-def _cost_to_empty(view: NodeView, draft: Draft, policy: ScalingPolicy) -> tuple[float, int, str]:
-    """Sort key: nodes whose work has just saved, and those with few pods, are cheap to drain."""
-    pods = repack.moving_pods(view, draft)
-    return gpu_seconds_at_risk(pods, policy.removal.checkpoint_interval_seconds, draft.as_of), len(pods), view.name
+def _cheapest_first(views: Sequence[NodeView], draft: Draft, policy: ScalingPolicy) -> Sequence[NodeView]:
+    """Return the nodes in the order in which they are drained: those whose work has just saved, or that have few pods,
+    are cheap. What work has not saved grows with time, so it is looked at once in each span."""
+    if len(views) <= 1:  # no order, and no instant at which it changes
+        return views
+    at = start_of_span(draft.as_of, SPAN_SECONDS)
+
+    def cost_to_empty(view: NodeView) -> tuple[float, int, str]:
+        pods = repack.moving_pods(view, draft)
+        return gpu_seconds_at_risk(pods, policy.removal.checkpoint_interval_seconds, at), len(pods), view.name
+
+    return sorted(views, key=cost_to_empty)
 
 
 # ---- removals and what prevents them

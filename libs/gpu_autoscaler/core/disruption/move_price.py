@@ -24,7 +24,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 
 HOUR_SECONDS = 3600.0
-_SPAN_SECONDS = 300  # what remains of work, and what it has not saved, is looked at this often
+SPAN_SECONDS = 300  # what remains of work, and what it has not saved, is looked at this often
 
 
 class Price(NamedTuple):
@@ -82,7 +82,7 @@ class MovePricing:
 
     @cached_property
     def _at(self) -> datetime:
-        return start_of_span(self._draft.as_of, _SPAN_SECONDS)
+        return start_of_span(self._draft.as_of, SPAN_SECONDS)
 
     @cached_property
     def _views(self) -> Mapping[str, NodeView]:
