@@ -349,11 +349,13 @@ class _Folding:
                 self._beside_pods(fact, at)
 
     def _member_completed(self, job_id: JobId | None, uid: PodUid) -> None:
-        """Remember a completed member whose pod is gone: Kubernetes creates no other in its place."""
-        if job_id is None:
-            return
-        before = self._batch.jobs.get(job_id) or JobRecord()
-        self._batch.jobs.set(job_id, replace(before, completed_pods=_joined(before.completed_pods, (uid,))))
+        """Remember a completed member whose pod is gone: Kubernetes creates no other in its place.
+
+        An unknown job was forgotten after its end; a record of it would begin anew.
+        """
+        before = None if job_id is None else self._batch.jobs.get(job_id)
+        if job_id is not None and before is not None:
+            self._batch.jobs.set(job_id, replace(before, completed_pods=_joined(before.completed_pods, (uid,))))
 
     def _opt_in(self, namespaces: tuple[str, ...] | None, at: datetime) -> None:
         synced = self._batch.pods.synced

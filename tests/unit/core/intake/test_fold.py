@@ -248,7 +248,7 @@ def test_a_job_published_again_restores_the_first_request() -> None:
 
 
 def test_completed_members_are_remembered_without_their_pods() -> None:
-    """In any order of the streams, by one report or a list, and from the job as it is published again."""
+    """By one report or a list, and from the job as it is published again; a job that is not known stays so."""
     gone = TimedFact(
         PodGone(epoch=EPOCH, version=9, pod_uid=PodUid("uid-a"), namespace="default", name="a", job_id=JobId("train"),
                 phase="succeeded"),
@@ -260,7 +260,6 @@ def test_completed_members_are_remembered_without_their_pods() -> None:
     accepted = job("train", members=2)
     for story in (
         (accepted, running, (gone,)),
-        (running, (gone,), accepted),
         (accepted, (gone,), (resynced,)),
         (accepted, (resynced,), (gone,), (gone,)),
         (accepted, running, (listed,)),
@@ -268,6 +267,7 @@ def test_completed_members_are_remembered_without_their_pods() -> None:
     ):
         record = folded(*story).jobs[JobId("train")]
         assert (record.completed_pods, record.completed_count) == ((PodUid("uid-a"),), 1), story
+    assert folded(running, (gone,)).jobs == {}
     elsewhere = folded(job("train", members=2, runtime=Runtime.PYTORCHJOB), running, (gone,)).jobs[JobId("train")]
     assert elsewhere.completed_count == 0, "it may create all pods anew"
 
