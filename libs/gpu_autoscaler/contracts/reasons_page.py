@@ -160,7 +160,7 @@ EXAMPLES: tuple[Reason, ...] = (
     upkeep.FinalizerMissing(),
     upkeep.FinalizerUnneeded(cause="instance_ended"),
     upkeep.CheaperToEmpty(node_micro_usd_per_hour=1_852_000, open_micro_usd_per_hour=430_000),
-    upkeep.AvoidedInVain(cause="cheapest"),
+    upkeep.TaintUnneeded(cause="cheapest"),
     upkeep.DeletedByKarpenter(deleted_at=_NOW),
     upkeep.JobIdle(idle_seconds=1_900.0, idle_seconds_max=1_800.0, busy_ratio_max=0.05),
     upkeep.WorkloadIdle(

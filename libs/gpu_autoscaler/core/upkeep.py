@@ -66,7 +66,6 @@ from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_waits import PlanFull
 from gpu_autoscaler.model.reasons.preempt import beneficiary
 from gpu_autoscaler.model.reasons.upkeep import (
-    AvoidedInVain,
     CheaperToEmpty,
     DeletedByKarpenter,
     FinalizerMissing,
@@ -75,6 +74,7 @@ from gpu_autoscaler.model.reasons.upkeep import (
     JobIdle,
     OwnerUnsupported,
     ReservationEnding,
+    TaintUnneeded,
     UpkeepRepeated,
     WorkloadIdle,
 )
@@ -223,7 +223,7 @@ def _nodes_to_avoid(state: ClusterState, policy: ScalingPolicy, as_of: datetime,
 def _nodes_to_open(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
     for change in taint_changes(state, policy, as_of):
         if change.cause is not None:
-            reason = AvoidedInVain(cause=change.cause)
+            reason = TaintUnneeded(cause=change.cause)
             make = partial(OpenNode, node_uid=change.node_uid, node_name=change.node_name, reason=reason)
             yield _Due(f"node/{change.node_uid}", make)
 

@@ -20,7 +20,6 @@ from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseR
 from gpu_autoscaler.model.reasons.preempt import PreemptReason
 from gpu_autoscaler.model.reasons.upkeep import (
     AnswerReason,
-    AvoidedInVain,
     CheaperToEmpty,
     CheckpointDue,
     DeletedByKarpenter,
@@ -30,6 +29,7 @@ from gpu_autoscaler.model.reasons.upkeep import (
     JobIdle,
     QuotaUnused,
     ReservationEnding,
+    TaintUnneeded,
     WorkloadIdle,
 )
 from gpu_autoscaler.model.resources import Resources, Slices
@@ -248,7 +248,7 @@ class AvoidNode(_NodeUpkeep, frozen=True, kw_only=True, tag="avoid_node"):
 class OpenNode(_NodeUpkeep, frozen=True, kw_only=True, tag="open_node"):
     """Remove our taint `PreferNoSchedule` from the node; the taints of others are kept."""
 
-    reason: AvoidedInVain
+    reason: TaintUnneeded
 
     def sentence(self) -> str:
         return f"Let new pods use node {self.node_name} like others. {self.reason.sentence()}"

@@ -18,7 +18,7 @@ from gpu_autoscaler.kube.wire.core import WireTaint
 from gpu_autoscaler.model.decisions import AvoidNode, OpenNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid
 from gpu_autoscaler.model.labels import AVOID_TAINT
-from gpu_autoscaler.model.reasons.upkeep import AvoidedInVain, CheaperToEmpty
+from gpu_autoscaler.model.reasons.upkeep import CheaperToEmpty, TaintUnneeded
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.scaler.node_taints import NodeTaints
 
@@ -49,7 +49,7 @@ async def write(kube: KubeClient, name: str, *, is_avoided: bool, uid: str | Non
     node_uid = NodeUid(uid or (await kube.get(NODES, "", name)).metadata.uid)
     cheaper, in_vain = (
         CheaperToEmpty(node_micro_usd_per_hour=2, open_micro_usd_per_hour=1),
-        AvoidedInVain(cause="policy"),
+        TaintUnneeded(cause="policy"),
     )
     act = ActionId("act")
     decision: AvoidNode | OpenNode = OpenNode(

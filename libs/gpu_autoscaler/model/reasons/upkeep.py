@@ -57,8 +57,8 @@ class CheaperToEmpty(Reason, frozen=True, kw_only=True, tag="cheaper_to_empty"):
         return "To let pods avoid no nodes, set removal.is_avoid_taint_on to false."
 
 
-class AvoidedInVain(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="avoided_in_vain"):
-    """New pods avoid the node, and need not."""
+class TaintUnneeded(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="taint_unneeded"):
+    """The node has our taint, and need not keep it."""
 
     cause: Literal["cheapest", "no_pods", "policy"]  # why they need not
 
@@ -349,7 +349,7 @@ UpkeepReason = (
     | FinalizerMissing
     | FinalizerUnneeded
     | CheaperToEmpty
-    | AvoidedInVain
+    | TaintUnneeded
     | DeletedByKarpenter
     | JobIdle
     | RequestAccepted
